@@ -1,0 +1,295 @@
+"""``RunConfig``: everything a run can be told, checked before anything starts.
+
+The fields are flat and carry their own help text, choices and bounds, so that the command line (``flags.py``) is made
+from them and cannot differ from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from typing import Any
+
+from framework.errors import ConfigError
+
+
+def _option(
+    default: Any,
+    group: str,
+    help: str,  # noqa: A002 - the word absl and argparse use
+    *,
+    choices: tuple[str, ...] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"group": group, "help": help, "choices": choices, "low": low, "high": high}
+    )
+
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES = ("constant", "cosine", "step", "polynomial")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings of one run, with the flags' names as keywords.
+
+    Raises:
+      ConfigError: a value has the wrong type or is out of range, or two values do not go together. Nothing has
+        been started by then.
+    """
+
+    # --- the run -------------------------------------------------------------------------------------------------
+    run_dir: str | None = _option(
+        None,
+        "run",
+        "Folder of the run: metrics, checkpoints, TensorBoard. None (in Python): nothing is written.",
+    )
+    train_steps: int | None = _option(
+        None,
+        "run",
+        "Total number of updates, counted from step 0, also after a resume. -1: to the end of the data.",
+        low=-1,
+    )
+    train_epochs: int | None = _option(
+        None, "run", "Total number of passes over the training data; with train_steps the smaller wins.", low=1
+    )
+    global_batch_size: int = _option(128, "run", "Examples per update, over all replicas and micro-batches.", low=1)
+    seed: int = _option(0, "run", "Seed of weights, data order and noise.", low=0, high=2**31 - 1)
+    resume: str = _option(
+        "auto",
+        "run",
+        "auto: go on from the newest checkpoint in run_dir, if any; never: refuse a run_dir that has checkpoints; "
+        "must: refuse to start without one.",
+        choices=("auto", "never", "must"),
+    )
+
+    # --- devices and strategy ------------------------------------------------------------------------------------
+    strategy: str = _option(
+        "auto",
+        "cluster",
+        "How replicas are made. auto explains its choice in one line.",
+        choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
+    )
+    device: str = _option("auto", "cluster", "Kind of device.", choices=("auto", "cpu", "gpu", "tpu"))
+    num_replicas: int = _option(
+        0, "cluster", "Replicas per worker; 0: all devices. On CPU: that many logical devices.", low=0
+    )
+    cluster: str = _option(
+        "auto", "cluster", "Where worker addresses come from.", choices=("auto", "none", "tf_config", "flags")
+    )
+    workers: str = _option("", "cluster", "host:port of every worker, comma separated, in the order of their index.")
+    worker_index: int | None = _option(None, "cluster", "Index of this process in --workers.", low=0)
+    collective_timeout: float = _option(
+        0.0, "cluster", "Seconds a collective may wait for other workers; 0: no limit.", low=0.0
+    )
+    all_reduce: str = _option(
+        "auto",
+        "cluster",
+        "Algorithm of the all-reduce. One worker: one_device, hierarchical, nccl, collective. Several: ring, nccl.",
+        choices=("auto", "one_device", "hierarchical", "collective", "nccl", "ring"),
+    )
+    all_reduce_pack_mb: float = _option(
+        32.0, "cluster", "Tensors are joined into packs of at most this many MB before the all-reduce.", low=0.0
+    )
+    gpu_thread_mode: str = _option(
+        "gpu_private",
+        "cluster",
+        "TF_GPU_THREAD_MODE, set before the first op when GPUs are used and the variable is not set.",
+        choices=("global", "gpu_private", "gpu_shared"),
+    )
+
+    # --- optimizer -----------------------------------------------------------------------------------------------
+    optimizer: str = _option("adamw", "optimizer", "Update rule.", choices=OPTIMIZERS)
+    learning_rate: float = _option(1e-3, "optimizer", "Peak learning rate.", low=0.0)
+    schedule: str = _option("constant", "optimizer", "Learning rate after the warm-up.", choices=SCHEDULES)
+    warmup_steps: int = _option(0, "optimizer", "Updates over which the rate rises linearly to its peak.", low=0)
+    schedule_end: float = _option(
+        0.0, "optimizer", "cosine, polynomial: the final rate as a share of the peak.", low=0.0, high=1.0
+    )
+    schedule_power: float = _option(1.0, "optimizer", "polynomial: the power; 1 is linear.", low=0.0)
+    schedule_boundaries: str = _option("", "optimizer", "step: updates at which the rate drops, comma separated.")
+    schedule_factor: float = _option(
+        0.1, "optimizer", "step: the rate is multiplied by this at each boundary.", low=0.0
+    )
+    momentum: float = _option(0.9, "optimizer", "sgd: momentum.", low=0.0, high=1.0)
+    nesterov: bool = _option(False, "optimizer", "sgd: Nesterov momentum.")
+    beta_1: float = _option(0.9, "optimizer", "adam, adamw: decay of the first moment.", low=0.0, high=1.0)
+    beta_2: float = _option(0.999, "optimizer", "adam, adamw: decay of the second moment.", low=0.0, high=1.0)
+    epsilon: float = _option(1e-7, "optimizer", "adam, adamw: added to the root of the second moment.", low=0.0)
+    weight_decay: float = _option(
+        0.0, "optimizer", "adamw: decoupled decay per unit of learning rate; other optimizers refuse it.", low=0.0
+    )
+    clip_global_norm: float = _option(
+        0.0, "optimizer", "Largest norm of all gradients together, after the reduction; 0: off.", low=0.0
+    )
+    clip_value: float = _option(
+        0.0, "optimizer", "Largest absolute value of each gradient element, after the reduction; 0: off.", low=0.0
+    )
+
+    # --- loop and hooks ------------------------------------------------------------------------------------------
+    steps_per_loop: int = _option(
+        0, "loop", "Steps per call of the compiled loop; 0: chosen by measurement.", low=0, high=1_000_000
+    )
+    log_every: int = _option(100, "loop", "Steps between records of training metrics; 0: only at the end.", low=0)
+    eval_every: int = _option(0, "loop", "Steps between evaluations; 0: only at the end.", low=0)
+    eval_batch_size: int = _option(0, "loop", "Examples per evaluation batch, over all replicas; 0: as training.", low=0)
+    checkpoint_every: int = _option(0, "loop", "Steps between checkpoints; 0: only at the end.", low=0)
+    keep_checkpoints: int = _option(5, "loop", "Newest checkpoints kept.", low=1)
+    keep_best: str = _option(
+        "", "loop", "Keep besides the checkpoint best by this evaluation metric, e.g. accuracy:max or loss:min."
+    )
+    checkpoint_in_background: bool = _option(True, "loop", "Write checkpoint files while training goes on.")
+    stop_when: str = _option("", "loop", "Stop early when this holds at an evaluation, e.g. loss<0.1.")
+    tensorboard: bool = _option(True, "loop", "Write TensorBoard event files to run_dir/tensorboard.")
+    progress: str = _option(
+        "auto", "loop", "Console: a bar on a terminal, plain lines elsewhere.", choices=("auto", "bar", "lines", "off")
+    )
+
+    # --- checks --------------------------------------------------------------------------------------------------
+    on_nonfinite: str = _option(
+        "stop",
+        "checks",
+        "What happens at a step whose loss or gradients are not finite; the update is never made.",
+        choices=("stop", "skip"),
+    )
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _checked(field, hints[field.name], getattr(self, field.name)))
+        _check_pairs(self)
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """A copy with some fields changed, checked like a new one."""
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields as plain values that ``json`` can write."""
+        return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """Fields as indented JSON with a final newline."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """Returns ``value`` in the field's type, or raises ConfigError."""
+    name, meta = field.name, field.metadata
+    optional = isinstance(hint, types.UnionType)
+    kinds = typing.get_args(hint) if optional else (hint,)
+    if value is None:
+        if optional:
+            return None
+        raise ConfigError(f"{name}=None but it must be a {kinds[0].__name__}; leave it out for {field.default!r}")
+    kind = kinds[0]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and is_number:
+        value = float(value)
+    if kind is int and is_number and float(value).is_integer():
+        value = int(value)
+    if kind is str and hasattr(value, "__fspath__"):
+        value = value.__fspath__()
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name}={value!r} but it must be a {kind.__name__}; for example {name}={field.default!r}")
+    if meta["choices"] and value not in meta["choices"]:
+        raise ConfigError(f"{name}={value!r} but it must be one of {', '.join(meta['choices'])}")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r} but it must be finite; for example {name}={field.default!r}")
+    low, high = meta["low"], meta["high"]
+    if low is not None and value < low:
+        raise ConfigError(f"{name}={value} but it must be at least {low}; for example {name}={field.default!r}")
+    if high is not None and value > high:
+        raise ConfigError(f"{name}={value} but it must be at most {high}; for example {name}={field.default!r}")
+    return value
+
+
+def _check_pairs(c: RunConfig) -> None:
+    """Refuses values that do not go together, naming both."""
+    if c.train_steps == 0:
+        raise ConfigError("train_steps=0 but a run needs at least 1 update; leave it out, or pass -1 for all data")
+    if c.strategy == "one_device" and c.num_replicas > 1:
+        raise ConfigError(
+            f"strategy=one_device with num_replicas={c.num_replicas}: one device is one replica; "
+            "pass --strategy=mirrored or --num_replicas=1"
+        )
+    if c.strategy == "tpu" and c.device not in ("auto", "tpu"):
+        raise ConfigError(f"strategy=tpu with device={c.device}: pass --device=tpu or another strategy")
+    if c.device == "tpu" and c.strategy not in ("auto", "tpu"):
+        raise ConfigError(f"device=tpu with strategy={c.strategy}: pass --strategy=tpu or another device")
+    if c.weight_decay and c.optimizer != "adamw":
+        raise ConfigError(
+            f"weight_decay={c.weight_decay} with optimizer={c.optimizer}: only adamw decays weights itself; "
+            "pass --optimizer=adamw, or return the penalty from compute_loss"
+        )
+    if c.nesterov and c.optimizer != "sgd":
+        raise ConfigError(f"nesterov=True with optimizer={c.optimizer}: pass --optimizer=sgd")
+    if c.nesterov and c.momentum == 0.0:
+        raise ConfigError("nesterov=True with momentum=0.0: Nesterov needs a momentum; pass --momentum=0.9")
+    if c.clip_global_norm and c.clip_value:
+        raise ConfigError(
+            f"clip_global_norm={c.clip_global_norm} with clip_value={c.clip_value}: clip in one way; leave one out"
+        )
+    for beta in ("beta_1", "beta_2"):
+        if getattr(c, beta) >= 1.0:
+            raise ConfigError(f"{beta}={getattr(c, beta)} but it must be below 1; for example {beta}=0.9")
+    boundaries = parse_boundaries(c.schedule_boundaries)
+    if (c.schedule == "step") != bool(boundaries):
+        raise ConfigError(
+            f"schedule={c.schedule} with schedule_boundaries={c.schedule_boundaries!r}: the step schedule, and only "
+            "it, needs boundaries; for example --schedule=step --schedule_boundaries=3000,6000"
+        )
+    if (c.worker_index is None) != (not c.workers):
+        raise ConfigError(
+            f"workers={c.workers!r} with worker_index={c.worker_index}: give both, "
+            "for example --workers=a:2222,b:2222 --worker_index=0"
+        )
+    if c.cluster == "flags" and not c.workers:
+        raise ConfigError("cluster=flags without workers: pass --workers=a:2222,b:2222 --worker_index=0")
+    if c.workers and c.cluster not in ("auto", "flags"):
+        raise ConfigError(f"cluster={c.cluster} with workers={c.workers!r}: pass --cluster=flags or leave it out")
+    parse_best(c.keep_best)
+    parse_condition(c.stop_when)
+
+
+def parse_boundaries(text: str) -> list[int]:
+    """``"30,60"`` -> ``[30, 60]``; rising positive integers, or ConfigError."""
+    try:
+        steps = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        steps = [-1]
+    if any(s <= 0 for s in steps) or steps != sorted(set(steps)):
+        raise ConfigError(
+            f"schedule_boundaries={text!r} but it must be rising whole numbers; for example --schedule_boundaries=30,60"
+        )
+    return steps
+
+
+def parse_best(text: str) -> tuple[str, str] | None:
+    """``"accuracy:max"`` -> ``("accuracy", "max")``; None for the empty text; else ConfigError."""
+    if not text:
+        return None
+    name, colon, direction = text.rpartition(":")
+    if not colon or not name or direction not in ("max", "min"):
+        raise ConfigError(f"keep_best={text!r} but it must be METRIC:max or METRIC:min; for example accuracy:max")
+    return name, direction
+
+
+def parse_condition(text: str) -> tuple[str, str, float] | None:
+    """``"loss<0.1"`` -> ``("loss", "<", 0.1)``; None for the empty text; else ConfigError."""
+    if not text:
+        return None
+    for sign in ("<", ">"):
+        name, found, limit = text.partition(sign)
+        if found and name.strip():
+            try:
+                value = float(limit)
+            except ValueError:
+                break
+            if math.isfinite(value):
+                return name.strip(), sign, value
+    raise ConfigError(f"stop_when={text!r} but it must be METRIC<NUMBER or METRIC>NUMBER; for example loss<0.1")
