@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import tensorflow as tf
+
+from framework.errors import ConfigError
 
 # A learning rate as a function of the number of updates made (int64 scalar tensor) -> float32 scalar tensor.
 Schedule = Callable[[tf.Tensor], tf.Tensor]
@@ -21,11 +22,15 @@ class Optimizer:
     iterations: tf.Variable  # int64 scalar: updates made so far; skipped steps do not count
 
     def build(self, variables: Sequence[tf.Variable], names: Sequence[str]) -> None:
-        """Creates ``iterations`` and all slots; call it in the strategy's scope, before any tracing.
+        """Creates ``iterations`` and all slots; call it once, in the strategy's scope, before any tracing.
 
         Args:
-          variables: the variables that ``update`` will be given, in the same order.
+          variables: the variables that ``update`` will be given, in the same order. A ``keras.Variable`` may be given
+            in place of the ``tf.Variable`` it holds: its constraint, if it has one, is then applied after each update.
           names: a unique name for each; slots are saved as ``<slot>/<name>``.
+
+        Raises:
+          ConfigError: names are missing or repeated, the optimizer is already built, or it cannot hold a variable.
         """
         raise NotImplementedError
 
@@ -35,6 +40,10 @@ class Optimizer:
         Args:
           gradients: reduced gradients, one for each variable given to ``build``, of the variable's shape and dtype.
             None leaves that variable and its slots alone.
+
+        Raises:
+          RuntimeError: it is called before ``build``, or not in replica context of the strategy it was built under.
+          ValueError: the number of gradients is not the number of variables.
         """
         raise NotImplementedError
 
@@ -45,3 +54,30 @@ class Optimizer:
     def state(self) -> dict[str, tf.Variable]:
         """Every variable that a checkpoint must hold, by name; includes ``iterations``."""
         raise NotImplementedError
+
+
+def check_build(built: bool, variables: Sequence[tf.Variable], names: Sequence[str]) -> None:
+    """Raises ConfigError unless this is the first build and each variable has its own name."""
+    if built:
+        raise ConfigError("build() was called twice on one optimizer; make a new optimizer for new variables")
+    if len(variables) != len(names):
+        raise ConfigError(f"{len(variables)} variables but {len(names)} names; give each variable one name")
+    repeated = sorted({name for name in names if list(names).count(name) > 1})
+    if repeated:
+        raise ConfigError(f"names={repeated} repeat, but slots are saved by name; give each variable its own name")
+
+
+def check_update(strategy: tf.distribute.Strategy | None, expected: int, gradients: Sequence[tf.Tensor | None]) -> None:
+    """Raises unless ``update`` may run here: built under ``strategy``, now in its replica context.
+
+    Anywhere else a mirrored variable's handle is the first replica's, and an update would make the copies differ.
+    """
+    if strategy is None:
+        raise RuntimeError("update() before build(); call build(variables, names) in the strategy's scope")
+    if tf.distribute.in_cross_replica_context() or tf.distribute.get_strategy() is not strategy:
+        raise RuntimeError(
+            f"update() outside the replica context of {type(strategy).__name__}, under which the optimizer was built; "
+            "call it in a function given to strategy.run, and build() in the same strategy's scope"
+        )
+    if len(gradients) != expected:
+        raise ValueError(f"{len(gradients)} gradients for {expected} variables; give one, or None, for each variable")

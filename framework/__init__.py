@@ -1,0 +1,84 @@
+"""Lockstep TF: training on many devices with a hand-written, visible, checked distributed step.
+
+The public names are loaded at their first use: importing the package starts no device, and loads no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from framework import optimizers as optimizers
+    from framework.config import RunConfig as RunConfig
+    from framework.errors import CheckFailed as CheckFailed
+    from framework.errors import ConfigError as ConfigError
+    from framework.errors import LockstepError as LockstepError
+    from framework.errors import PeerLost as PeerLost
+    from framework.errors import Preempted as Preempted
+    from framework.hooks import AtSteps as AtSteps
+    from framework.hooks import EveryNSteps as EveryNSteps
+    from framework.hooks import EverySeconds as EverySeconds
+    from framework.hooks import EveryStep as EveryStep
+    from framework.hooks import Hook as Hook
+    from framework.hooks import Scheduled as Scheduled
+    from framework.hooks import Trigger as Trigger
+    from framework.hooks import When as When
+    from framework.loop.feed import BatchPlan as BatchPlan
+    from framework.loop.feed import Pipeline as Pipeline
+    from framework.loop.trainer import Trainer as Trainer
+    from framework.step.gradients import StepSums as StepSums
+    from framework.step.gradients import gradients as gradients
+    from framework.step.reduce import reduce as reduce
+    from framework.step.update import Update as Update
+    from framework.step.update import apply as apply
+    from framework.step.values import LossOutput as LossOutput
+    from framework.step.values import Max as Max
+    from framework.step.values import Min as Min
+    from framework.step.values import Stat as Stat
+    from framework.step.values import Sum as Sum
+
+# Public name -> module that defines it.
+_PUBLIC = {
+    "AtSteps": "framework.hooks",
+    "BatchPlan": "framework.loop.feed",
+    "CheckFailed": "framework.errors",
+    "ConfigError": "framework.errors",
+    "EveryNSteps": "framework.hooks",
+    "EverySeconds": "framework.hooks",
+    "EveryStep": "framework.hooks",
+    "Hook": "framework.hooks",
+    "LockstepError": "framework.errors",
+    "LossOutput": "framework.step.values",
+    "Max": "framework.step.values",
+    "Min": "framework.step.values",
+    "PeerLost": "framework.errors",
+    "Pipeline": "framework.loop.feed",
+    "Preempted": "framework.errors",
+    "RunConfig": "framework.config",
+    "Scheduled": "framework.hooks",
+    "Stat": "framework.step.values",
+    "StepSums": "framework.step.gradients",
+    "Sum": "framework.step.values",
+    "Trainer": "framework.loop.trainer",
+    "Trigger": "framework.hooks",
+    "Update": "framework.step.update",
+    "When": "framework.hooks",
+    "apply": "framework.step.update",
+    "gradients": "framework.step.gradients",
+    "reduce": "framework.step.reduce",
+}
+
+__all__ = ["optimizers", *sorted(_PUBLIC)]  # noqa: PLE0604 - names above
+
+
+def __getattr__(name: str) -> Any:
+    if name == "optimizers":
+        return importlib.import_module("framework.optimizers")
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'framework' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

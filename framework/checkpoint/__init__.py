@@ -1,0 +1,1 @@
+"""Checkpoints: TensorFlow's own format, named by variable path, put in place by one rename."""

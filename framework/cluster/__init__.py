@@ -1,0 +1,1 @@
+"""Know the hardware, find out who takes part, choose the strategy."""

@@ -1,0 +1,174 @@
+"""The feed: one batch per replica and step, from a pipeline, a dataset or a function of ``InputContext``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from framework.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Which positions of the stream of examples each replica gets at each step.
+
+    Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. Replica r gets a contiguous
+    part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may be empty. Every
+    replica gets a part of every batch, so nobody has to ask the others whether there is more.
+
+    Attributes:
+      global_batch_size: B, examples per step over all replicas.
+      num_replicas: over all workers.
+      first_replica: of this worker.
+      local_replicas: on this worker.
+      start: position of the first example, counted from the beginning of the run.
+      stop: position after the last one; None: no end.
+      seed: of order and augmentation.
+      training: shuffled epochs without end, or (False) the data once, in order.
+    """
+
+    global_batch_size: int
+    num_replicas: int = 1
+    first_replica: int = 0
+    local_replicas: int = 1
+    start: int = 0
+    stop: int | None = None
+    seed: int = 0
+    training: bool = True
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches from ``start`` to ``stop``, a short last one included; None: no end."""
+        return None if self.stop is None else max(0, -(-(self.stop - self.start) // self.global_batch_size))
+
+    @property
+    def static_rows(self) -> int | None:
+        """Rows of every part of every batch, if that is one number; else None."""
+        if self.global_batch_size % self.num_replicas:
+            return None
+        if self.stop is not None and (self.stop - self.start) % self.global_batch_size:
+            return None
+        return self.global_batch_size // self.num_replicas
+
+    def positions(self) -> tf.data.Dataset:
+        """Endless dataset of int64 ``[rows]``: positions for this worker's replicas in turn, step after step.
+
+        After ``stop`` the parts are empty: whoever iterates knows the number of batches.
+        """
+
+        def part(i: tf.Tensor) -> tf.Tensor:
+            step, replica = i // self.local_replicas, self.first_replica + i % self.local_replicas
+            low = self.start + step * self.global_batch_size
+            count = tf.constant(self.global_batch_size, tf.int64)
+            if self.stop is not None:
+                count = tf.clip_by_value(self.stop - low, 0, count)
+            share, more = count // self.num_replicas, count % self.num_replicas
+            first = low + replica * share + tf.minimum(replica, more)
+            rows = tf.range(first, first + share + tf.cast(replica < more, tf.int64))
+            return tf.ensure_shape(rows, [self.static_rows])
+
+        return tf.data.Dataset.counter().map(part)
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """Data as a function of position: what ``train_data`` and ``eval_data`` return for an exact resume."""
+
+    size: int | None  # examples in one epoch; None: endless
+
+    def batches(self, plan: BatchPlan) -> tf.data.Dataset:
+        """Dataset of batches, one element for each element of ``plan.positions()``, in that order."""
+        ...
+
+
+Data = Pipeline | tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+
+@dataclasses.dataclass
+class Position:
+    """Where the training is in its data; part of every checkpoint."""
+
+    examples: int = 0  # delivered since the beginning of the run
+    epoch: int = 0  # of a dataset: passes completed
+    batches: int = 0  # of a dataset: batches delivered in this pass
+
+
+class Feed:
+    """Per-replica batches that the compiled loop can read.
+
+    Attributes:
+      iterator: the distributed iterator.
+      limit: batches it can give, where that is known before; None: until the data ends.
+      bounded: whether ``limit`` (or having no end) makes it unnecessary to ask for the end of the data in the graph.
+      element_spec: of one replica's batch.
+    """
+
+    def __init__(self, distributed: Any, *, limit: int | None, bounded: bool):
+        self._distributed = distributed
+        self.limit = limit
+        self.bounded = bounded
+        self.element_spec = _replica_spec(distributed)
+        self.restart()
+
+    def restart(self) -> None:
+        """Starts at the first batch again."""
+        self.iterator = iter(self._distributed)
+
+
+def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, position: Position) -> Feed:
+    """Distributes ``data`` over the replicas, from ``position`` on.
+
+    Raises:
+      ConfigError: ``data`` is nothing that can be read, or has no examples.
+    """
+    if isinstance(data, tf.data.Dataset):
+        endless = _cardinality(data) == tf.data.INFINITE_CARDINALITY
+        rest = data.skip(position.batches) if position.batches else data
+        distributed = strategy.experimental_distribute_dataset(rest)
+        return Feed(distributed, limit=None, bounded=endless)
+    if isinstance(data, Pipeline):
+        if data.size is not None and data.size < 1:
+            raise ConfigError(f"the data has {data.size} examples but training and evaluation need at least 1")
+        distributed = strategy.distribute_datasets_from_function(lambda context: data.batches(plan))
+        return Feed(distributed, limit=plan.num_batches, bounded=True)
+    if callable(data):
+
+        def from_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            dataset = data(context)
+            return dataset.skip(position.batches * plan.local_replicas) if position.batches else dataset
+
+        distributed = strategy.distribute_datasets_from_function(from_context)
+        return Feed(distributed, limit=None, bounded=False)
+    raise ConfigError(
+        f"data is a {type(data).__name__} but it must be a pipeline of input_pipelines, a tf.data.Dataset of global "
+        "batches, or a function of tf.distribute.InputContext that returns a tf.data.Dataset"
+    )
+
+
+def data_size(data: Data) -> int | None:
+    """Examples of a pipeline or batches of a dataset in one epoch, if that is known and finite."""
+    if isinstance(data, tf.data.Dataset):
+        count = _cardinality(data)
+        return count if count >= 0 else None
+    return data.size if isinstance(data, Pipeline) else None
+
+
+def _cardinality(data: tf.data.Dataset) -> int:
+    return int(data.cardinality().numpy())
+
+
+def _replica_spec(distributed: Any) -> Any:
+    """The element spec of one replica."""
+    spec = distributed.element_spec
+    parts = getattr(spec, "_component_specs", None)  # a PerReplicaSpec has one a replica
+    if parts is None and isinstance(spec, tf.TypeSpec):
+        return spec
+    return tf.nest.map_structure(_first, spec)
+
+
+def _first(spec: Any) -> Any:
+    parts = getattr(spec, "_value_specs", None)
+    return parts[0] if parts else spec

@@ -1,0 +1,177 @@
+"""The inner loop: many steps in one call of one compiled function, and one answer to the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from framework.errors import ConfigError, LockstepError
+from framework.loop.feed import Feed
+from framework.step.values import Stat, StatLayout
+
+# How sums, maxima and minima of two steps combine, and the value that changes nothing.
+_COMBINE = (
+    (tf.add, np.float64(0.0)),
+    (tf.maximum, np.float64(-np.inf)),
+    (tf.minimum, np.float64(np.inf)),
+)
+
+# One replica's step: (batch, step number) -> figures already reduced over replicas, and whether an update was made.
+ReplicaStep = Callable[[Any, tf.Tensor], tuple[dict[str, Stat], tf.Tensor]]
+
+
+class LoopResult(NamedTuple):
+    """What the host learns after one inner loop."""
+
+    steps: int  # batches consumed
+    ended: bool  # the data ended
+    failed: bool  # the last step was not finite, and the loop stopped there
+    skipped: int  # steps without an update
+    waited: float  # seconds the devices had nothing to do but wait for the next batch
+    seconds: float  # wall clock of the call
+    vectors: tuple[np.ndarray, ...]  # figures of the finite steps, in the layout's order: sums, maxima, minima, last
+    last_sums: np.ndarray  # sums of the last step alone, finite or not
+
+
+class CompiledLoop:
+    """A while loop around ``strategy.run``, compiled once; the number of steps is a tensor, so nothing retraces.
+
+    Args:
+      strategy: the distribution strategy.
+      replica_step: see ``ReplicaStep``; called in replica context while tracing.
+      stop_on_nonfinite: leave the loop at the first step that is not finite.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, replica_step: ReplicaStep, *, stop_on_nonfinite: bool = True):
+        self._strategy = strategy
+        self._replica_step = replica_step
+        self._stop_on_nonfinite = stop_on_nonfinite
+        self._layout: StatLayout | None = None
+        self._functions: dict[bool, Any] = {}
+        self.traces = 0
+
+    @property
+    def layout(self) -> StatLayout:
+        """Names and order of the figures; known after the first call."""
+        if self._layout is None:
+            raise LockstepError("the loop has not run yet, so its figures are not known")
+        return self._layout
+
+    def _function(self, feed: Feed) -> Any:
+        if feed.bounded not in self._functions:
+            self._functions[feed.bounded] = tf.function(self._make(feed.bounded), reduce_retracing=True)
+        return self._functions[feed.bounded]
+
+    def trace(self, feed: Feed) -> StatLayout:
+        """Traces without running, and returns the layout of the figures."""
+        self._function(feed).get_concrete_function(feed.iterator, tf.constant(1, tf.int64), tf.constant(1))
+        return self.layout
+
+    def __call__(self, feed: Feed, first_step: int, steps: int) -> LoopResult:
+        """Runs up to ``steps`` steps, the first of which has number ``first_step``, and waits for the devices."""
+        function = self._function(feed)
+        start = time.perf_counter()
+        # One transfer for everything; reading the values is also what waits for the devices.
+        numbers = [np.asarray(t) for t in function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))]
+        seconds = time.perf_counter() - start
+        done, ended, failed, skipped, waited, last_sums, *vectors = numbers
+        return LoopResult(
+            int(done), bool(ended), bool(failed), int(skipped), float(waited), seconds, tuple(vectors), last_sums
+        )
+
+    def graph(self) -> tf.Graph | None:
+        """The traced graph, for TensorBoard; None before the first call."""
+        for function in self._functions.values():
+            for concrete in function._list_all_concrete_functions():  # noqa: SLF001 - guarded by a test
+                return concrete.graph
+        return None
+
+    def _make(self, bounded: bool) -> Callable[..., Any]:
+        def one_step(batch: Any, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            """One step of all replicas; the figures come back equal from each, the first one's are taken."""
+
+            def replica(batch: Any) -> tuple[tf.Tensor, ...]:
+                stats, finite = self._replica_step(batch, step)
+                self._set_layout(stats)
+                return (*self.layout.vectors(stats), finite)
+
+            outputs = self._strategy.run(replica, args=(batch,))
+            return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
+
+        def body(iterator: Any, first: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
+            i, _, failed, skipped, waited, before, last_sums, *totals = state
+            if bounded:
+                batch, has_value = next(iterator), None
+            else:
+                optional = iterator.get_next_as_optional()
+                has_value = optional.has_value()
+            with tf.control_dependencies(_leaves(batch) if has_value is None else [has_value]):
+                ready = tf.timestamp()
+            # Until `before` the step before this one was still computing: that part was not spent on waiting.
+            waited += tf.maximum(ready - before, 0.0)
+
+            def run(batch: Any) -> tuple[tf.Tensor, ...]:
+                *new, finite = one_step(batch, first + tf.cast(i, tf.int64))
+                with tf.control_dependencies([new[0], finite]):
+                    end = tf.timestamp()
+                merged = [
+                    _merge(total, tf.where(finite, part, tf.fill(tf.shape(part), neutral)), combine)
+                    for total, part, (combine, neutral) in zip(totals[:3], new, _COMBINE, strict=False)
+                ]
+                return (
+                    i + 1,
+                    tf.constant(False),
+                    tf.logical_not(finite) if self._stop_on_nonfinite else failed,
+                    skipped + tf.cast(tf.logical_not(finite), tf.int32),
+                    waited,
+                    end,
+                    new[0],
+                    *merged,
+                    new[3],
+                )
+
+            if has_value is None:
+                return run(batch)
+            end_of_data = (i, tf.constant(True), failed, skipped, waited, before, last_sums, *totals)
+            return tf.cond(has_value, lambda: run(optional.get_value()), lambda: end_of_data)
+
+        def run_steps(iterator: Any, first: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            self.traces += 1  # runs while tracing only
+            no, zero, empty = tf.constant(False), tf.constant(0), tf.zeros([0], tf.float64)
+            state = (zero, no, no, zero, tf.constant(0.0, tf.float64), tf.timestamp(), *[empty] * 5)
+            shapes = tuple(tf.TensorShape([None]) if s is empty else s.shape for s in state)
+            result = tf.while_loop(
+                lambda i, ended, failed, *_: (i < limit) & tf.logical_not(ended | failed),
+                lambda *state: body(iterator, first, state),
+                state,
+                shape_invariants=shapes,
+                parallel_iterations=1,
+            )
+            done, ended, failed, skipped, waited, _, *vectors = result
+            return (done, ended, failed, skipped, waited, *vectors)
+
+        return run_steps
+
+    def _set_layout(self, stats: dict[str, Stat]) -> None:
+        layout = StatLayout(stats)
+        if self._layout is not None and self._layout.kinds != layout.kinds:
+            raise ConfigError(
+                f"the step reported {layout.kinds} but before it reported {self._layout.kinds}; "
+                "report the same figures in every branch"
+            )
+        self._layout = layout
+
+
+def _merge(total: tf.Tensor, new: tf.Tensor, combine: Callable[..., tf.Tensor]) -> tf.Tensor:
+    """``combine(total, new)``, where ``total`` is still empty at the first step."""
+    merged = tf.cond(tf.equal(tf.size(total), 0), lambda: new, lambda: combine(total, new))
+    merged.set_shape([None])
+    return merged
+
+
+def _leaves(batch: Any) -> list[tf.Tensor]:
+    return [t for t in tf.nest.flatten(batch, expand_composites=True) if isinstance(t, tf.Tensor)]
