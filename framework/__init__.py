@@ -69,7 +69,7 @@ _PUBLIC = {
     "reduce": "framework.step.reduce",
 }
 
-__all__ = ["optimizers", *sorted(_PUBLIC)]  # noqa: PLE0604 - names above
+__all__ = ["optimizers", *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:

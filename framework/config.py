@@ -137,7 +137,9 @@ class RunConfig:
     )
     log_every: int = _option(100, "loop", "Steps between records of training metrics; 0: only at the end.", low=0)
     eval_every: int = _option(0, "loop", "Steps between evaluations; 0: only at the end.", low=0)
-    eval_batch_size: int = _option(0, "loop", "Examples per evaluation batch, over all replicas; 0: as training.", low=0)
+    eval_batch_size: int = _option(
+        0, "loop", "Examples per evaluation batch, over all replicas; 0: as in training.", low=0
+    )
     checkpoint_every: int = _option(0, "loop", "Steps between checkpoints; 0: only at the end.", low=0)
     keep_checkpoints: int = _option(5, "loop", "Newest checkpoints kept.", low=1)
     keep_best: str = _option(
@@ -188,6 +190,8 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         raise ConfigError(f"{name}=None but it must be a {kinds[0].__name__}; leave it out for {field.default!r}")
     kind = kinds[0]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and abs(value) > 2**63 and math.isfinite(value):
+        raise ConfigError(f"{name}={value!r} but it must be below 2**63; for example {name}={field.default!r}")
     if kind is float and is_number:
         value = float(value)
     if kind is int and is_number and float(value).is_integer():

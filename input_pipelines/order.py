@@ -11,8 +11,8 @@ _ORDER = 0x6F726465
 def example_indices(positions: tf.Tensor, size: int, seed: int, shuffle: bool) -> tf.Tensor:
     """The example at each position of the stream, in O(1) each.
 
-    Epoch e is positions ``[e * size, (e + 1) * size)``; shuffled, it is a permutation of the examples keyed by (seed, e),
-    computed by ``RandomIndexShuffle`` (a Simon-like block cipher cycle-walked into the range).
+    Epoch e is positions ``[e * size, (e + 1) * size)``; shuffled, it is a permutation of the examples keyed by
+    (seed, e), computed by ``RandomIndexShuffle`` (a small block cipher walked until it falls into the range).
 
     Args:
       positions: int64 ``[rows]``, counted from the beginning of the run.
@@ -29,6 +29,9 @@ def example_indices(positions: tf.Tensor, size: int, seed: int, shuffle: bool) -
     epoch = tf.cast(positions // size, tf.uint32)
     # The op refuses an empty vector, which a replica without an example has: a row is put in front and taken off again.
     index, epoch = tf.concat([[0], index], 0), tf.concat([[0], epoch], 0)
-    key = tf.stack([tf.fill(tf.shape(epoch), tf.constant(seed, tf.uint32)), tf.fill(tf.shape(epoch), tf.constant(_ORDER, tf.uint32)), epoch], 1)
-    shuffled = tf.raw_ops.RandomIndexShuffle(index=index, seed=key, max_index=tf.constant(size - 1, tf.int64), rounds=8)
+    constants = [tf.fill(tf.shape(epoch), tf.constant(c, tf.uint32)) for c in (seed, _ORDER)]
+    last = tf.constant(size - 1, tf.int64)
+    shuffled = tf.raw_ops.RandomIndexShuffle(
+        index=index, seed=tf.stack([*constants, epoch], 1), max_index=last, rounds=8
+    )
     return tf.ensure_shape(shuffled[1:], positions.shape)

@@ -195,7 +195,7 @@ def assign(variables: Mapping[str, Any], values: Mapping[str, Any], where: str) 
     """Writes restored values into variables, on all their copies; everything must fit.
 
     Raises:
-      ConfigError: a name is missing or unused, or a shape or dtype differs; all of them are listed and nothing is written.
+      ConfigError: a name is missing or unused, or a shape or dtype differs; all are listed and nothing is written.
     """
     wrong = [f"missing in the checkpoint: {n}" for n in sorted(set(variables) - set(values))]
     wrong += [f"not in this model: {n}" for n in sorted(set(values) - set(variables))]
@@ -207,7 +207,7 @@ def assign(variables: Mapping[str, Any], values: Mapping[str, Any], where: str) 
             wrong.append(f"{name}: dtype {value.dtype} in the checkpoint, {variable.dtype.name} in this model")
     if wrong:
         raise ConfigError(
-            f"the checkpoint {where} does not fit this model; use the model it was written with, or another run_dir:\n  "
+            f"the checkpoint {where} does not fit this model; use the one it was written with, or another run_dir:\n  "
             + "\n  ".join(wrong)
         )
     for name, variable in variables.items():

@@ -181,6 +181,12 @@ class Hardware:
         return "\n".join(lines + [line for note in self.notes for line in _row("note", note)])
 
 
+def tpu_in_environment(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the environment says that there is a TPU; nothing is asked or imported."""
+    environ = os.environ if environ is None else environ
+    return any(environ.get(name) for name in _TPU_VARIABLES)
+
+
 def discover(
     nvml: Nvml | None = None,
     *,
@@ -200,7 +206,7 @@ def discover(
     """
     environ = os.environ if environ is None else environ
     if look_for_tpu is None:
-        look_for_tpu = any(environ.get(name) for name in _TPU_VARIABLES)
+        look_for_tpu = tpu_in_environment(environ)
     tpu = _tpu(environ, Path(dev)) if look_for_tpu else None
     cpu = _cpu(Path(proc), Path(sys))
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import tensorflow as tf
 
@@ -15,8 +14,8 @@ from framework.errors import ConfigError
 class BatchPlan:
     """Which positions of the stream of examples each replica gets at each step.
 
-    Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. Replica r gets a contiguous
-    part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may be empty. Every
+    Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. Replica r gets a
+    contiguous part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may be empty. Every
     replica gets a part of every batch, so nobody has to ask the others whether there is more.
 
     Attributes:
@@ -84,7 +83,9 @@ class Pipeline(Protocol):
         ...
 
 
-Data = Pipeline | tf.data.Dataset | Callable[[tf.distribute.InputContext], tf.data.Dataset]
+# A Pipeline, a tf.data.Dataset of global batches, or a function of tf.distribute.InputContext that returns a dataset of
+# per-replica batches. TensorFlow brings no types that a checker could use.
+Data: TypeAlias = Any
 
 
 @dataclasses.dataclass

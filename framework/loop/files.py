@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes ``value`` so that a reader sees the old file or the new one, never a part. NaN and infinity become null."""
+    """Writes ``value`` so that a reader sees the old file or the new one whole. NaN and infinity become null."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.tmp-{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:

@@ -76,7 +76,9 @@ class CompiledLoop:
         function = self._function(feed)
         start = time.perf_counter()
         # One transfer for everything; reading the values is also what waits for the devices.
-        numbers = [np.asarray(t) for t in function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))]
+        numbers = [
+            np.asarray(t) for t in function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
+        ]
         seconds = time.perf_counter() - start
         done, ended, failed, skipped, waited, last_sums, *vectors = numbers
         return LoopResult(
@@ -86,7 +88,7 @@ class CompiledLoop:
     def graph(self) -> tf.Graph | None:
         """The traced graph, for TensorBoard; None before the first call."""
         for function in self._functions.values():
-            for concrete in function._list_all_concrete_functions():  # noqa: SLF001 - guarded by a test
+            for concrete in function._list_all_concrete_functions():
                 return concrete.graph
         return None
 

@@ -23,12 +23,13 @@ from framework.loop.evaluate import Evaluation
 from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size
 from framework.loop.loop import CompiledLoop, LoopResult
 from framework.loop.window import Window
+from framework.monitor.ledger import Ledger
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
-# Length of an inner loop that is chosen by measurement: long enough that the host's part (about 0.3 ms a call, two logical
-# CPUs) is below 0.2 %, short enough that Ctrl-C and SIGTERM are answered at once.
+# Length of an inner loop that is chosen by measurement: long enough that the host's part (about 0.3 ms a
+# call, two logical CPUs) is below 0.2 %, short enough that Ctrl-C and SIGTERM are answered at once.
 _LOOP_SECONDS = 0.2
 
 
@@ -44,7 +45,7 @@ class Run:
         self._restored = False
         self._stop: str | None = None  # status to end with, asked for by a signal
         self._per_loop = config.steps_per_loop or 1
-        self._seconds = {"compile": 0.0, "train": 0.0, "input_wait": 0.0, "evaluate": 0.0, "checkpoint": 0.0}
+        self._ledger = Ledger()
         self._evaluated_at = -1
         self._saved_at = -1
         self._results: dict[str, float] = {}
@@ -93,9 +94,7 @@ class Run:
         data = self._train_data()
         if isinstance(data, Pipeline):
             if data.size is None:
-                raise ConfigError(
-                    f"train_epochs={epochs} but the training data is endless; pass --train_steps instead"
-                )
+                raise ConfigError(f"train_epochs={epochs} but the training data is endless; pass --train_steps instead")
             return epochs * data.size
         return None
 
@@ -164,7 +163,8 @@ class Run:
         self._start_files()
         hooks = [(s, Window()) for s in t.hooks()]
         self._say_start(goal)
-        self._stop, status, reason, began = None, "failed", "", time.perf_counter()
+        self._stop, status, reason = None, "failed", ""
+        self._ledger.start()
         started: list[Any] = []
         try:
             with self._signals():
@@ -184,7 +184,6 @@ class Run:
         finally:
             for hook in started:
                 hook.end(t.step, status)
-            self._seconds["total"] = self._seconds.get("total", 0.0) + time.perf_counter() - began
             self._write_summary(status, reason)
         if reason:
             self.say(reason)
@@ -208,9 +207,12 @@ class Run:
             EveryNSteps(n) if n else Never()
             for n in (config.log_every, config.eval_every if evaluate else 0, config.checkpoint_every)
         )
+        triggers = [log_at, eval_at, save_at, *(s.trigger for s, _ in hooks)]
+        for trigger in triggers:
+            trigger.begin(t.step, time.monotonic())
         log, status, reason, compiled = Window(), "done", "", False
         while goal is None or t.step < goal:
-            boundary = min(x.next_step(t.step) for x in (log_at, eval_at, save_at, *(s.trigger for s, _ in hooks)))
+            boundary = min(trigger.next_step(t.step) for trigger in triggers)
             limit = min(boundary, math.inf if goal is None else goal) - t.step
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             result = self._loop(feed, t.step + 1, count)
@@ -273,8 +275,11 @@ class Run:
             t.position.examples += round(self._loop.layout.figures(result.vectors)["examples"])
             t.position.batches += result.steps
         self._skipped += result.skipped
-        self._seconds["train" if compiled else "compile"] += result.seconds
-        self._seconds["input_wait"] += result.waited if compiled else 0.0
+        if compiled:
+            self._ledger.add("train", result.seconds - result.waited)
+            self._ledger.add("input_wait", result.waited)
+        else:
+            self._ledger.add("first_step", result.seconds)
 
     def _next_pass(self, goal: int | None, to_total: bool) -> tuple[Feed | None, str]:
         """The data ended: the feed of its next pass, or None and why there is none."""
@@ -309,7 +314,9 @@ class Run:
     def _nonfinite_message(self, result: LoopResult) -> str:
         step, kinds = self._trainer.step + 1, self._loop.layout
         loss = kinds.figures((result.last_sums, *result.vectors[1:]))["loss"]
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite (the loss is {loss:.6g})"
+        what = (
+            f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite (the loss is {loss:.6g})"
+        )
         saved = self.store.latest() if self.store is not None else None
         where = "" if saved is None else f"; the last checkpoint is of step {saved}"
         return (
@@ -335,9 +342,9 @@ class Run:
         return _flat(self._evaluate_here(), "")
 
     def _evaluate_here(self) -> dict[str, dict[str, float]]:
-        t, start = self._trainer, time.perf_counter()
-        results = self._evaluation.run()
-        self._seconds["evaluate"] += time.perf_counter() - start
+        t = self._trainer
+        with self._ledger.timed("evaluate"):
+            results = self._evaluation.run()
         self._evaluated_at = t.step
         self._results.update(_flat(results, "eval/"))
         hooks = [*self._log, *self._early(), *(s.hook for s in t.hooks() if isinstance(s.hook, Hook))]
@@ -396,14 +403,13 @@ class Run:
         self._saved_at = t.step
         if self.store is None or not self.writes:
             return
-        start = time.perf_counter()
         tensors: dict[str, Any] = {n: v.read_value() for n, v in t.state().items()}
         position = t.position
         counts = {"step": t.step, "examples": position.examples, "epoch": position.epoch, "batches": position.batches}
         tensors.update({f"run/{n}": np.int64(v) for n, v in counts.items()})
         figures = {n[5:]: v for n, v in self._results.items() if n.startswith("eval/")}
-        self.store.save(t.step, tensors, figures if self._evaluated_at == t.step else {})
-        self._seconds["checkpoint"] += time.perf_counter() - start
+        with self._ledger.timed("checkpoint"):
+            self.store.save(t.step, tensors, figures if self._evaluated_at == t.step else {})
 
     def _start_files(self) -> None:
         """Makes the run's folder and the hooks that write to it, once."""
@@ -427,7 +433,7 @@ class Run:
 
     def _write_summary(self, status: str, reason: str) -> None:
         if self.writes:
-            seconds = {k: round(v, 3) for k, v in self._seconds.items()}
+            seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
             files.write_summary(self._trainer, status, reason, self._results, seconds, self._skipped)
 
     def say(self, line: str) -> None:
@@ -450,7 +456,7 @@ class Run:
 
     @contextlib.contextmanager
     def summaries(self, step: tf.Tensor) -> Iterator[None]:
-        """Lets ``tf.summary`` calls in a step write to the run's TensorBoard: once, at the true step, when a record is due."""
+        """Lets ``tf.summary`` calls in a step write to TensorBoard: once, at the true step, when a record is due."""
         every = self._trainer.config.log_every
         if self._tensorboard is None or not every:
             with tf.summary.record_if(False):
@@ -485,7 +491,9 @@ class Run:
 def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:
     """Figures of several sets in one dict: ``prefix + set/name``."""
     return {
-        prefix + (f"{name}/" if name else "") + key: value for name, one in results.items() for key, value in one.items()
+        prefix + (f"{name}/" if name else "") + key: value
+        for name, one in results.items()
+        for key, value in one.items()
     }
 
 

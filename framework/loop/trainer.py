@@ -12,6 +12,7 @@ import tensorflow as tf
 from framework import optimizers
 from framework.checkpoint.names import fresh_keras_names, variable_names
 from framework.cluster import cluster as clusters
+from framework.cluster import devices
 from framework.cluster import strategy as strategies
 from framework.config import RunConfig
 from framework.errors import ConfigError, LockstepError
@@ -54,7 +55,7 @@ class Trainer:
         if options and kind.Options is None:
             raise ConfigError(f"{kind.__name__} takes no option {', '.join(options)}; it has no Options dataclass")
         self.config = config
-        self.options = kind.Options(**options) if kind.Options else None
+        self.options: Any = kind.Options(**options) if kind.Options else None
         self.cluster = clusters.resolve(config)
         self.choice = _choose(config, self.cluster)
         strategies.configure_devices(self.choice, config)
@@ -359,12 +360,5 @@ def _warn_without_gradient(sums: StepSums, names: Mapping[Any, str]) -> None:
 
 def _choose(config: RunConfig, cluster: clusters.Cluster) -> strategies.Choice:
     gpus = len(tf.config.list_physical_devices("GPU")) if config.device in ("auto", "gpu") else 0
-    has_tpu = config.device == "tpu" or config.strategy == "tpu" or config.device == "auto"
-    return strategies.choose(config, cluster, gpus, has_tpu and _tpu_is_there())
-
-
-def _tpu_is_there() -> bool:
-    from framework.cluster.devices import tpu_in_environment
-
-    return tpu_in_environment()
-
+    may_be_tpu = config.device in ("auto", "tpu") and config.strategy in ("auto", "tpu")
+    return strategies.choose(config, cluster, gpus, may_be_tpu and devices.tpu_in_environment())

@@ -54,8 +54,8 @@ class Adam(LocalOptimizer):
         self.epsilon = float(epsilon)
 
     def _scalars(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
-        # In float32, 1 - 0.999^t at t = 1 has a relative error of 1e-5. So the powers are taken in float64, but of the
-        # betas as the fused op sees them, rounded to dtype: then the weights of past gradients sum to exactly 1.
+        # In float32, 1 - 0.999^t is off by 1e-5 of itself in the first updates. So the powers are taken in float64, but
+        # of the betas as the fused op sees them, rounded to dtype: then the weights of past gradients sum to exactly 1.
         step = tf.cast(self.iterations, tf.float64) + 1.0
         decayed_1, decayed_2 = (
             tf.constant(float(dtype.as_numpy_dtype(beta)), tf.float64) ** step for beta in (self.beta_1, self.beta_2)

@@ -19,9 +19,7 @@ class Update(NamedTuple):
     learning_rate: tf.Tensor  # float32 scalar: the rate of this update
 
 
-def apply(
-    sums: StepSums, optimizer: Optimizer, *, clip_global_norm: float = 0.0, clip_value: float = 0.0
-) -> Update:
+def apply(sums: StepSums, optimizer: Optimizer, *, clip_global_norm: float = 0.0, clip_value: float = 0.0) -> Update:
     """Divides the gradients by the total weight, clips them and updates, if all of them are finite.
 
     Call it in replica context, after ``reduce``. A step with a non-finite gradient or loss changes nothing: not the variables,

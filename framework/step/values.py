@@ -100,8 +100,19 @@ def local_sums(output: LossOutput) -> tuple[tf.Tensor, tf.Tensor, dict[str, Stat
 
 # Names of the framework's own figures in a record.
 RESERVED = frozenset(
-    ("step", "phase", "time", "loss", "learning_rate", "grad_norm", "nonfinite", "examples")
-    + ("examples_per_second", "step_ms", "input_wait")
+    [
+        "step",
+        "phase",
+        "time",
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "nonfinite",
+        "examples",
+        "examples_per_second",
+        "step_ms",
+        "input_wait",
+    ]
 )
 
 
@@ -190,7 +201,7 @@ class StatLayout:
         rest = [[stats[n].value for n in self._of(kind)] for kind in ("max", "min", "last")]
         return (_stack(sums), *map(_stack, rest))
 
-    def figures(self, vectors: Sequence[Sequence[float]]) -> dict[str, float]:
+    def figures(self, vectors: Sequence[Any]) -> dict[str, float]:
         """Final figures as Python floats, from what ``vectors`` gave, added up; a mean over no weight is NaN."""
         sums, maxima, minima, last = ([float(x) for x in v] for v in vectors)
         values = dict(zip(self._sums, sums, strict=False))

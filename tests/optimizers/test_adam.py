@@ -75,13 +75,14 @@ def test_float64_variables_follow_the_table_to_1e_12(train, problem, case):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_first_update_is_the_rate_however_small_1_minus_beta_2(dtype):
-    # m / sqrt(v) = g / |g| after correction. With 1 - beta_2^t taken in float32 this is off by 3e-3.
+def test_with_a_constant_gradient_each_update_is_the_rate_however_small_1_minus_beta_2(dtype):
+    # m / sqrt(v), corrected, is g / |g|. Powers taken in float32, or of the unrounded beta_2, are off by 7e-4 and more.
     w = tf.Variable(tf.zeros([2], dtype))
     optimizer = Adam(learning_rate=1.0, beta_2=0.99999, epsilon=0.0)
     optimizer.build([w], ["w"])
-    optimizer.update([tf.constant([0.3, -7.0], dtype)])
-    np.testing.assert_allclose(w.numpy(), [-1.0, 1.0], rtol=0, atol=1e-6)
+    for _ in range(5):
+        optimizer.update([tf.constant([0.3, -7.0], dtype)])
+    np.testing.assert_allclose(w.numpy(), [-5.0, 5.0], rtol=0, atol=5e-6)
 
 
 def test_bias_correction_comes_from_iterations_so_that_a_resume_is_exact(train, problem):

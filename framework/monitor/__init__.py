@@ -1,0 +1,1 @@
+"""What a run tells about itself: where its time went."""
