@@ -45,7 +45,7 @@ class EarlyStop(Hook):
             raise ConfigError(f"limit={limit!r} but it must be finite; for example limit=0.1")
         self.metric, self.sign, self.limit = metric, sign, float(limit)
         self.reason = None
-        self._sets: dict[str, list[str]] = {}  # of the first evaluation: set -> its metrics by full name
+        self._sets: dict[str, list[str]] = {}  # set -> its metrics by full name
         self._found_in: str | None = None  # the set that has the metric
 
     def begin(self, trainer: Trainer) -> None:
@@ -68,7 +68,7 @@ class EarlyStop(Hook):
     def _check(self, name: str, there: list[str], *, found: bool, bare: bool) -> None:
         """Refuses a metric that the evaluations do not have, or have more than once."""
         again = name in self._sets
-        if there and not again:
+        if there:
             self._sets[name] = there
         if found:
             if self._found_in is not None and self._found_in != name and bare:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from framework.errors import ConfigError
-from framework.loop.feed import BatchPlan, Feed, Pipeline, Position
+from framework.loop.feed import BatchPlan, Feed, Pipeline, Position, open_feed
 from framework.loop.loop import CompiledLoop
 from framework.loop.window import Window
 
@@ -99,4 +99,4 @@ class Evaluation:
             training=False,
         )
         loop = CompiledLoop(trainer.strategy, trainer.replica_eval, stop_on_nonfinite=False)
-        return trainer.open_feed(data, plan, Position()), loop
+        return open_feed(data, trainer.strategy, plan, Position()), loop

@@ -15,8 +15,8 @@ class BatchPlan:
     """Which positions of the stream of examples each replica gets at each step.
 
     Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. Replica r gets a
-    contiguous part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may be empty. Every
-    replica gets a part of every batch, so nobody has to ask the others whether there is more.
+    contiguous part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may
+    be empty. Every replica gets a part of every batch, so nobody has to ask the others whether there is more.
 
     Attributes:
       global_batch_size: B, examples per step over all replicas.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -63,7 +64,10 @@ class CompiledLoop:
 
     def _function(self, feed: Feed) -> Any:
         if feed.bounded not in self._functions:
-            self._functions[feed.bounded] = tf.function(self._make(feed.bounded), reduce_retracing=True)
+            # A partial has no code object: TensorFlow counts traces by code, and would warn of retracing where several
+            # loops (training and each evaluation set) are traced once each.
+            steps = functools.partial(self._make(feed.bounded))
+            self._functions[feed.bounded] = tf.function(steps, reduce_retracing=True)
         return self._functions[feed.bounded]
 
     def trace(self, feed: Feed) -> StatLayout:

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from framework.checkpoint.store import CheckpointStore, assign
-from framework.config import parse_best, parse_condition
+from framework.config import parse_condition
 from framework.errors import CheckFailed, ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
 from framework.loop import files
 from framework.loop.evaluate import Evaluation
-from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size
+from framework.loop.feed import Feed
 from framework.loop.loop import CompiledLoop, LoopResult
+from framework.loop.saving import Saving
+from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger
 
@@ -41,125 +42,59 @@ class Run:
         self._trainer = trainer
         self._loop = self._make_loop()
         self._evaluation = Evaluation(trainer)
-        self._data: Data | None = None
-        self._restored = False
+        self.source = Source(trainer)
+        self.saving = Saving(trainer)
+        self._trained = False
         self._stop: str | None = None  # status to end with, asked for by a signal
         self._per_loop = config.steps_per_loop or 1
         self._ledger = Ledger()
         self._evaluated_at = -1
-        self._saved_at = -1
         self._results: dict[str, float] = {}
         self._skipped = 0
         self._log: list[Hook] = []
         self._tensorboard: TensorBoard | None = None
         self._early_stop: EarlyStop | None = None
         self.writes = bool(config.run_dir) and trainer.cluster.is_chief
-        self.store: CheckpointStore | None = None
-        if config.run_dir:
-            self.store = CheckpointStore(
-                os.path.join(config.run_dir, "checkpoints"),
-                keep=config.keep_checkpoints,
-                best=parse_best(config.keep_best),
-                background=config.checkpoint_in_background,
-            )
 
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
         return CompiledLoop(t.strategy, t.replica_train, stop_on_nonfinite=t.config.on_nonfinite == "stop")
 
-    # --- lengths and data ----------------------------------------------------------------------------------------
-
-    @property
-    def total_steps(self) -> int | None:
-        """The step the run ends at, as far as config and data tell."""
-        config, limits = self._trainer.config, []
-        if config.train_steps and config.train_steps > 0:
-            limits.append(config.train_steps)
-        examples, batches = self._epoch_examples(), self._epoch_batches()
-        if examples is not None:
-            limits.append(-(-examples // config.global_batch_size))
-        if batches is not None:
-            limits.append(batches)
-        return min(limits) if limits else None
-
-    def _epochs(self) -> int | None:
-        config = self._trainer.config
-        return config.train_epochs or (1 if config.train_steps == -1 else None)
-
-    def _epoch_examples(self) -> int | None:
-        """Examples of all configured epochs of a pipeline."""
-        epochs = self._epochs()
-        if epochs is None:
-            return None
-        data = self._train_data()
-        if isinstance(data, Pipeline):
-            if data.size is None:
-                raise ConfigError(f"train_epochs={epochs} but the training data is endless; pass --train_steps instead")
-            return epochs * data.size
-        return None
-
-    def _epoch_batches(self) -> int | None:
-        """Batches of all configured epochs of a dataset, where TensorFlow knows its length."""
-        epochs = self._epochs()
-        if epochs is None or not isinstance(self._train_data(), tf.data.Dataset):
-            return None
-        size = data_size(self._train_data())
-        return None if size is None else epochs * size
-
-    def _train_data(self) -> Data:
-        if self._data is None:
-            self._data = self._trainer.train_data()
-            if self._data is None:
-                raise ConfigError(
-                    f"{type(self._trainer).__name__} has no training data; write train_data, or pass --mode=eval"
-                )
-        return self._data
-
     def any_feed(self) -> Feed:
         """A feed of the training data, or of evaluation data where there is no other, for its element spec."""
-        if type(self._trainer).train_data is not _base().train_data:
-            return self._open_train(None)
+        if self._has_train_data:
+            return self.source.open(None)
         feed = self._evaluation.first_feed()
         if feed is None:
             raise ConfigError(f"{type(self._trainer).__name__} has neither training nor evaluation data")
         return feed
 
-    def _open_train(self, goal: int | None) -> Feed:
-        t = self._trainer
-        total = self._epoch_examples() if goal == self.total_steps else None
-        batch = t.config.global_batch_size
-        # A short last batch costs static shapes, so the end of the data is a part of the plan only if it is reached.
-        stop = total if total is not None and goal is not None and goal * batch > total else None
-        plan = BatchPlan(
-            global_batch_size=batch,
-            num_replicas=t.strategy.num_replicas_in_sync,
-            first_replica=t.first_replica,
-            local_replicas=t.local_replicas,
-            start=t.position.examples,
-            stop=stop,
-            seed=t.config.seed,
-        )
-        return t.open_feed(self._train_data(), plan, t.position)
+    @property
+    def _has_train_data(self) -> bool:
+        from framework.loop.trainer import Trainer
+
+        return type(self._trainer).train_data is not Trainer.train_data
 
     # --- training ------------------------------------------------------------------------------------------------
 
     def train(self, steps: int | None, *, evaluate: bool) -> dict[str, float]:
         """See ``Trainer.train``."""
         t, config = self._trainer, self._trainer.config
-        if self._restored:
-            self._data = None  # asked for again at each call after the first
+        if self._trained:
+            self.source.ask_again()
+        self._trained = True
         self.restore()
         if steps is None and config.train_steps is None and config.train_epochs is None:
             raise ConfigError("neither train_steps nor train_epochs is given; pass --train_steps=1000, or -1 for all")
-        goal = self.total_steps if steps is None else t.step + steps
-        if (goal is not None and t.step >= goal) or self._epochs_are_done(steps):
+        goal = self.source.total_steps if steps is None else t.step + steps
+        if (goal is not None and t.step >= goal) or (steps is None and self.source.passes_done):
             self.say(f"step {t.step} of {goal or t.step} is reached already: nothing is left to do")
             return {}
         t.build()
         evaluate = evaluate and self._evaluation.exists
         if config.keep_best:
-            self._check_best(evaluate)
-        feed = self._open_train(goal)
+            self.saving.check_best(self._evaluation.figure_names() if evaluate else [])
+        feed = self.source.open(goal)
         self._start_files()
         hooks = [(s, Window()) for s in t.hooks()]
         self._say_start(goal)
@@ -173,13 +108,11 @@ class Run:
                         hook.begin(t)
                         started.append(hook)
                 status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
-                if self.store is not None:
-                    self.store.wait()
+                self.saving.wait()
         except BaseException as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             with contextlib.suppress(LockstepError):  # the first error is the one to report
-                if self.store is not None:
-                    self.store.wait()
+                self.saving.wait()
             raise
         finally:
             for hook in started:
@@ -192,11 +125,6 @@ class Run:
         if status == "preempted":
             raise Preempted(f"asked to stop at step {t.step}; the same command goes on from there")
         return self._results
-
-    def _epochs_are_done(self, steps: int | None) -> bool:
-        epochs = self._epochs()
-        by_passes = epochs is not None and not isinstance(self._train_data(), Pipeline)
-        return steps is None and by_passes and self._trainer.position.epoch >= (epochs or 0)
 
     def _steps(
         self, goal: int | None, feed: Feed, hooks: list[tuple[Scheduled, Window]], evaluate: bool, to_total: bool
@@ -216,7 +144,7 @@ class Run:
             limit = min(boundary, math.inf if goal is None else goal) - t.step
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             result = self._loop(feed, t.step + 1, count)
-            self._account(result, feed, compiled)
+            self._account(result, compiled)
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
             if result.failed:
@@ -227,7 +155,7 @@ class Run:
             elif result.steps == count:
                 self._measure(result)
             if result.ended:
-                again, reason = self._next_pass(goal, to_total)
+                again, reason = self.source.next_pass(goal, t.step, to_total=to_total)
                 if again is None:
                     break
                 feed = again
@@ -247,8 +175,7 @@ class Run:
                 break
             if save_at.fires(t.step, now):
                 self._save()
-            if self.store is not None:
-                self.store.check()
+            self.saving.check()
             if self._stop is not None:
                 status, reason = self._stop, f"stopped at step {t.step} by a signal"
                 break
@@ -258,41 +185,20 @@ class Run:
             self._evaluate_here()
             if self._early_stop is not None and self._early_stop.reason and not reason:
                 reason = self._early_stop.reason
-        if self._saved_at != t.step:
-            self._save()
+        self._save()
         return status, reason
 
-    def _account(self, result: LoopResult, feed: Feed, compiled: bool) -> None:
-        """Moves step and position by what was consumed."""
-        t = self._trainer
-        t.advance(result.steps - int(result.failed))
-        if isinstance(self._data, Pipeline):
-            limit = feed.limit
-            t.position.examples += result.steps * t.config.global_batch_size
-            if limit is not None:  # the last batch may have been short
-                t.position.examples = min(t.position.examples, self._epoch_examples() or t.position.examples)
-        elif result.steps:
-            t.position.examples += round(self._loop.layout.figures(result.vectors)["examples"])
-            t.position.batches += result.steps
+    def _account(self, result: LoopResult, compiled: bool) -> None:
+        """Moves step and position by what was consumed, and books the time."""
+        self._trainer.advance(result.steps - int(result.failed))
+        if result.steps:
+            self.source.account(result, self._loop.layout.figures(result.vectors)["examples"])
         self._skipped += result.skipped
         if compiled:
             self._ledger.add("train", result.seconds - result.waited)
             self._ledger.add("input_wait", result.waited)
         else:
             self._ledger.add("first_step", result.seconds)
-
-    def _next_pass(self, goal: int | None, to_total: bool) -> tuple[Feed | None, str]:
-        """The data ended: the feed of its next pass, or None and why there is none."""
-        t = self._trainer
-        if not t.position.batches:
-            raise ConfigError("the training data gave no batch; give it data, or do not drop its remainder")
-        t.position.epoch, t.position.batches = t.position.epoch + 1, 0
-        epochs = self._epochs()
-        if to_total and epochs is not None and t.position.epoch < epochs:
-            return self._open_train(None), ""
-        if goal is None or t.step == goal or (to_total and epochs is not None):
-            return None, ""
-        return None, f"the training data ended after step {t.step} of {goal}; repeat it, or pass --train_epochs"
 
     def _measure(self, result: LoopResult) -> None:
         """Chooses the length of inner loops from measured steps: 2, then 8, then about ``_LOOP_SECONDS``."""
@@ -317,7 +223,7 @@ class Run:
         what = (
             f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite (the loss is {loss:.6g})"
         )
-        saved = self.store.latest() if self.store is not None else None
+        saved = self.saving.latest
         where = "" if saved is None else f"; the last checkpoint is of step {saved}"
         return (
             f"step {step}: {what}; no update was made{where}. "
@@ -351,65 +257,20 @@ class Run:
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
-        if self.store is not None and self.store.best is not None and self._saved_at != t.step:
-            self._save_if_best(_flat(results, ""))
+        with self._ledger.timed("checkpoint"):
+            self.saving.save_if_best(_flat(results, ""))
         return results
-
-    def _save_if_best(self, figures: dict[str, float]) -> None:
-        assert self.store is not None and self.store.best is not None
-        if self._trainer.step and self.store.would_be_best(figures):
-            self._save()
-
-    def _check_best(self, evaluate: bool) -> None:
-        """Refuses a best metric that no evaluation gives, before training."""
-        name, _ = parse_best(self._trainer.config.keep_best) or ("", "")
-        if not evaluate:
-            raise ConfigError(f"keep_best={self._trainer.config.keep_best} without evaluation; leave it out")
-        known = self._evaluation.figure_names()
-        if name not in known:
-            raise ConfigError(
-                f"keep_best={self._trainer.config.keep_best} but the evaluation gives the scalars {', '.join(known)}"
-            )
 
     # --- files ---------------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Once: reads the newest checkpoint, as ``resume`` says."""
-        if self._restored:
-            return
-        t, config = self._trainer, self._trainer.config
-        latest = self.store.latest() if self.store is not None else None
-        if config.resume == "must" and latest is None:
-            raise ConfigError(f"resume=must but run_dir={config.run_dir} has no checkpoint; pass --resume=auto")
-        if config.resume == "never" and latest is not None:
-            raise ConfigError(
-                f"resume=never but run_dir={config.run_dir} has a checkpoint of step {latest}; "
-                "pass another --run_dir, or --resume=auto to go on from it"
-            )
-        if latest is not None:
-            assert self.store is not None
-            values = self.store.load(latest)
-            counts = {n: int(values.pop(f"run/{n}", 0)) for n in ("step", "examples", "epoch", "batches")}
-            # The position first: building the model may open the data.
-            t.position = Position(counts["examples"], counts["epoch"], counts["batches"])
-            t.advance(counts["step"])
-            assign(t.state(), values, self.store.path(latest))
-            self._saved_at = latest
-            self.say(f"going on from the checkpoint of step {latest}, example {t.position.examples}")
-        self._restored = True
+        """Once: reads the newest checkpoint."""
+        self.say(self.saving.restore())
 
     def _save(self) -> None:
-        t = self._trainer
-        self._saved_at = t.step
-        if self.store is None or not self.writes:
-            return
-        tensors: dict[str, Any] = {n: v.read_value() for n, v in t.state().items()}
-        position = t.position
-        counts = {"step": t.step, "examples": position.examples, "epoch": position.epoch, "batches": position.batches}
-        tensors.update({f"run/{n}": np.int64(v) for n, v in counts.items()})
         figures = {n[5:]: v for n, v in self._results.items() if n.startswith("eval/")}
         with self._ledger.timed("checkpoint"):
-            self.store.save(t.step, tensors, figures if self._evaluated_at == t.step else {})
+            self.saving.save(figures if self._evaluated_at == self._trainer.step else {})
 
     def _start_files(self) -> None:
         """Makes the run's folder and the hooks that write to it, once."""
@@ -438,7 +299,7 @@ class Run:
 
     def say(self, line: str) -> None:
         """One line for people, from the chief only."""
-        if self._trainer.config.progress != "off" and self._trainer.cluster.is_chief:
+        if line and self._trainer.config.progress != "off" and self._trainer.cluster.is_chief:
             print(line, flush=True)
 
     def _say_start(self, goal: int | None) -> None:
@@ -495,9 +356,3 @@ def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]
         for name, one in results.items()
         for key, value in one.items()
     }
-
-
-def _base() -> type[Trainer]:
-    from framework.loop.trainer import Trainer
-
-    return Trainer

@@ -17,7 +17,7 @@ from framework.cluster import strategy as strategies
 from framework.config import RunConfig
 from framework.errors import ConfigError, LockstepError
 from framework.hooks.hook import Scheduled
-from framework.loop.feed import BatchPlan, Data, Feed, Position, open_feed
+from framework.loop.feed import Data, Position
 from framework.loop.run import Run
 from framework.optimizers.base import Optimizer
 from framework.step import gradients as step_gradients
@@ -60,7 +60,6 @@ class Trainer:
         self.choice = _choose(config, self.cluster)
         strategies.configure_devices(self.choice, config)
         self.strategy = strategies.build(self.choice, config, self.cluster)
-        self.position = Position()
         self._step = 0
         self._model: Any = None
         self._optimizers: dict[str, Optimizer] = {}
@@ -184,6 +183,15 @@ class Trainer:
         return self._step
 
     @property
+    def position(self) -> Position:
+        """Where the training is in its data."""
+        return self._run.source.position
+
+    @position.setter
+    def position(self, position: Position) -> None:
+        self._run.source.position = position
+
+    @property
     def examples_seen(self) -> int:
         """Training examples delivered since the beginning of the run."""
         return self.position.examples
@@ -191,7 +199,7 @@ class Trainer:
     @property
     def total_steps(self) -> int | None:
         """The step the run is to end at; None: at the end of data whose length is not known."""
-        return self._run.total_steps
+        return self._run.source.total_steps
 
     @property
     def model(self) -> Any:
@@ -251,7 +259,7 @@ class Trainer:
         """Builds model and optimizers with all their slots, in the scope; does nothing the second time."""
         if self._optimizers:
             return
-        model = self.model
+        self.model  # noqa: B018 - builds it before the optimizer
         with self.strategy.scope():
             built = self.build_optimizer()
             if not isinstance(built, Mapping):
@@ -263,7 +271,6 @@ class Trainer:
                         "{name: (optimizer, variables)}"
                     )
                 self._build_optimizer(key, *pair)
-        del model
 
     def _build_optimizer(self, key: str, optimizer: Any, variables: Sequence[Any]) -> None:
         natives = [step_gradients.native(v) for v in variables]
@@ -298,14 +305,10 @@ class Trainer:
         """Creates the variables of layers that wait for their first call, in the scope, from the data's spec."""
         feed = self._run.any_feed()
         compute = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
-        compute.get_concrete_function(next(iter([feed.element_spec])))
+        compute.get_concrete_function(feed.element_spec)
 
     def _trace_loss(self, batch: Any) -> tf.Tensor:
         return as_stats(self.loss_output(batch, training=True), "compute_loss")["loss"].value
-
-    def open_feed(self, data: Data, plan: BatchPlan, position: Position) -> Feed:
-        """The data distributed over this strategy's replicas."""
-        return open_feed(data, self.strategy, plan, position)
 
     def replica_train(self, batch: Any, step: tf.Tensor) -> tuple[dict[str, Stat], tf.Tensor]:
         """What the compiled loop runs on each replica: ``train_step``, its figures reduced, and whether it updated."""
@@ -353,7 +356,7 @@ def _rows(batch: Any) -> Stat:
 
 def _warn_without_gradient(sums: StepSums, names: Mapping[Any, str]) -> None:
     lost = [names.get(v.ref(), v.name) for v, g in zip(sums.variables, sums.gradients, strict=True) if g is None]
-    if lost and not getattr(_thread, "warned", None) == lost:
+    if lost and getattr(_thread, "warned", None) != lost:
         _thread.warned = lost
         print(f"warning: the loss does not depend on {', '.join(lost)}; left unchanged", flush=True)
 

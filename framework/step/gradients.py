@@ -16,8 +16,8 @@ class StepSums:
     """Sums over examples, of one replica or, when ``reduced``, of all of them.
 
     Attributes:
-      gradients: one per variable, the gradient of the *sum* of weighted losses (and of penalty x weight); None where the
-        loss does not depend on the variable.
+      gradients: one per variable, the gradient of the *sum* of weighted losses (and of penalty x weight); None where
+        the loss does not depend on the variable.
       weight: scalar, sum of the weights: what the gradients are to be divided by, once, after the reduction.
       stats: the figures to report, by name.
       variables: the variables the gradients belong to.

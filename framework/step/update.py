@@ -22,8 +22,8 @@ class Update(NamedTuple):
 def apply(sums: StepSums, optimizer: Optimizer, *, clip_global_norm: float = 0.0, clip_value: float = 0.0) -> Update:
     """Divides the gradients by the total weight, clips them and updates, if all of them are finite.
 
-    Call it in replica context, after ``reduce``. A step with a non-finite gradient or loss changes nothing: not the variables,
-    not the slots, not ``iterations``.
+    Call it in replica context, after ``reduce``. A step with a non-finite gradient or loss changes nothing: not the
+    variables, not the slots, not ``iterations``.
 
     Args:
       sums: reduced sums. A total weight of 0 gives gradients of 0.

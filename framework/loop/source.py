@@ -1,0 +1,119 @@
+"""The training data of a run: its length, the position in it, and feeds that go on from there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from framework.errors import ConfigError
+from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, open_feed
+from framework.loop.loop import LoopResult
+
+if TYPE_CHECKING:
+    from framework.loop.trainer import Trainer
+
+
+class Source:
+    """What ``train_data`` gave, and how much of it has been used."""
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self._data: Data | None = None
+        self.position = Position()
+
+    def ask_again(self) -> None:
+        """Makes the next use call ``train_data`` again."""
+        self._data = None
+
+    @property
+    def data(self) -> Data:
+        """The training data.
+
+        Raises:
+          ConfigError: there is none.
+        """
+        if self._data is None:
+            self._data = self._trainer.train_data()
+            if self._data is None:
+                raise ConfigError(
+                    f"{type(self._trainer).__name__} has no training data; write train_data, or pass --mode=eval"
+                )
+        return self._data
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes asked for: ``train_epochs``, or 1 for ``train_steps=-1``; None: as many as the steps need."""
+        config = self._trainer.config
+        return config.train_epochs or (1 if config.train_steps == -1 else None)
+
+    @property
+    def total_examples(self) -> int | None:
+        """Examples in all passes asked for, of a pipeline; None where nothing limits them."""
+        if self.epochs is None or not isinstance(self.data, Pipeline):
+            return None
+        if self.data.size is None:
+            raise ConfigError(f"train_epochs={self.epochs} but the training data is endless; pass --train_steps")
+        return self.epochs * self.data.size
+
+    @property
+    def total_steps(self) -> int | None:
+        """The step the run ends at, as far as config and data tell; None: at the end of data of unknown length."""
+        config, limits = self._trainer.config, []
+        if config.train_steps and config.train_steps > 0:
+            limits.append(config.train_steps)
+        if self.total_examples is not None:
+            limits.append(-(-self.total_examples // config.global_batch_size))
+        if self.epochs is not None and isinstance(self.data, tf.data.Dataset):
+            batches = data_size(self.data)
+            if batches is not None:
+                limits.append(self.epochs * batches)
+        return min(limits) if limits else None
+
+    @property
+    def passes_done(self) -> bool:
+        """Whether a dataset has been read as often as asked for."""
+        done = self.epochs is not None and not isinstance(self.data, Pipeline)
+        return done and self.position.epoch >= (self.epochs or 0)
+
+    def open(self, goal: int | None) -> Feed:
+        """A feed from the position on, for a run that ends at step ``goal`` (None: at the end of the data)."""
+        t = self._trainer
+        batch, total = t.config.global_batch_size, self.total_examples
+        # A short last batch costs static shapes, so the end of the data is in the plan only if it is reached.
+        short = total is not None and goal == self.total_steps and goal is not None and goal * batch > total
+        plan = BatchPlan(
+            global_batch_size=batch,
+            num_replicas=t.strategy.num_replicas_in_sync,
+            first_replica=t.first_replica,
+            local_replicas=t.local_replicas,
+            start=self.position.examples,
+            stop=total if short else None,
+            seed=t.config.seed,
+        )
+        return open_feed(self.data, t.strategy, plan, self.position)
+
+    def account(self, result: LoopResult, examples: float) -> None:
+        """Moves the position by what an inner loop consumed; ``examples`` as counted in the graph."""
+        if isinstance(self.data, Pipeline):
+            self.position.examples += result.steps * self._trainer.config.global_batch_size
+            if self.total_examples is not None:  # the last batch may have been short
+                self.position.examples = min(self.position.examples, self.total_examples)
+        else:
+            self.position.examples += round(examples)
+            self.position.batches += result.steps
+
+    def next_pass(self, goal: int | None, step: int, *, to_total: bool) -> tuple[Feed | None, str]:
+        """The data ended: the feed of its next pass; or None, and why if that is news.
+
+        Raises:
+          ConfigError: the pass gave no batch.
+        """
+        if not self.position.batches:
+            raise ConfigError("the training data gave no batch; give it data, or do not drop its remainder")
+        self.position.epoch, self.position.batches = self.position.epoch + 1, 0
+        if to_total and self.epochs is not None and self.position.epoch < self.epochs:
+            return self.open(None), ""
+        if goal is None or step == goal or (to_total and self.epochs is not None):
+            return None, ""
+        return None, f"the training data ended after step {step} of {goal}; repeat it, or pass --train_epochs"
