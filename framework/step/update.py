@@ -48,16 +48,18 @@ def apply(sums: StepSums, optimizer: Optimizer, *, clip_global_norm: float = 0.0
     if "loss" in sums.stats:
         finite &= tf.math.is_finite(sums.stats["loss"].value)
     rate = optimizer.learning_rate()
+    # Division and clipping by the norm are one factor, so that they are one pass over the gradients.
+    scale = tf.math.divide_no_nan(tf.ones([], norm.dtype), tf.cast(sums.weight, norm.dtype))
+    if clip_global_norm:
+        limit = tf.cast(clip_global_norm, norm.dtype)
+        scale *= limit / tf.maximum(norm, limit)
 
     def update() -> tf.Tensor:
         gradients = []
         for gradient in sums.gradients:
             if gradient is not None:
-                gradient = tf.math.divide_no_nan(gradient, tf.cast(sums.weight, gradient.dtype))
-                if clip_global_norm:
-                    limit = tf.cast(clip_global_norm, norm.dtype)
-                    gradient = gradient * tf.cast(limit / tf.maximum(norm, limit), gradient.dtype)
-                elif clip_value:
+                gradient = gradient * tf.cast(scale, gradient.dtype)
+                if clip_value:
                     gradient = tf.clip_by_value(gradient, -clip_value, clip_value)
             gradients.append(gradient)
         optimizer.update(gradients)

@@ -119,6 +119,17 @@ def test_one_and_three_replicas_equal_plain_keras_given_the_sums(train, problem,
             np.testing.assert_allclose(variables[name], expected[name], rtol=0, atol=1e-6)
 
 
+def test_a_users_own_loop_over_variables_does_not_reduce_either(train):
+    class OwnLoop(K.SGD):
+        def _backend_update_step(self, grads, trainable_variables, learning_rate):
+            for gradient, variable in self._all_reduce_sum_gradients(list(zip(grads, trainable_variables))):
+                self.update_step(gradient, variable, learning_rate)
+
+    gradients = [{"w": np.array([1.0, 2.0], np.float32)}]
+    result = train(lambda: KerasOptimizer(OwnLoop(1.0)), {"w": np.float32(0.0)}, gradients, 2)
+    assert [variables["w"] for variables in result.variables] == [-3.0, -3.0]
+
+
 @pytest.mark.parametrize("cond", [False, True], ids=["plain", "in_cond"])
 def test_clipping_in_the_keras_optimizer_acts_on_the_sum(train, cond):
     # [10, 0] + [0, 10], clipped to norm 1; clipped before the sum, the norm would be 1.414.
@@ -285,6 +296,7 @@ def test_an_optimizer_constructed_outside_the_scope_has_its_slots_in_it(mirrored
         assert variable.aggregation == tf.VariableAggregation.NONE, name
     assert users is optimizer.optimizer
     assert users.iterations.value is optimizer.iterations
+    assert [variable.aggregation for variable in users.variables] == ["none"] * 4
 
 
 def test_a_resume_from_state_is_exact(train, problem):
@@ -308,6 +320,7 @@ def test_keras_still_saves_the_object_as_the_class_the_user_knows():
     users = K.AdamW(0.25, weight_decay=0.1)
     KerasOptimizer(users).build([tf.Variable(1.0)], ["w"])
     assert isinstance(users, K.AdamW)
+    assert K.serialize(users)["module"] == K.AdamW.__module__
     again = K.deserialize(K.serialize(users))
     assert type(again) is K.AdamW
     assert (float(again.learning_rate), again.weight_decay) == (0.25, 0.1)

@@ -1,0 +1,74 @@
+"""The framework's side: its ``Trainer`` with default settings on a workload, driven by a hook."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from benchmarks.contender import Reporter
+from benchmarks.workload import Workload, arrays, build_model
+from framework import AtSteps, LossOutput, RunConfig, Scheduled, Trainer
+from input_pipelines import from_arrays
+
+
+class Perceptron(Trainer):
+    """The workload as a task; one long ``train`` call, cut at the steps that are reported."""
+
+    def __init__(self, config: RunConfig, workload: Workload, ends: Sequence[int], report: Reporter):
+        super().__init__(config)
+        self._workload, self._ends, self._report = workload, ends, report
+
+    def build_model(self) -> keras.Model:
+        return build_model(self._workload)
+
+    def train_data(self) -> Any:
+        return from_arrays(arrays(self._workload))
+
+    def eval_data(self) -> Any:
+        return from_arrays(arrays(self._workload, "test")) if self._workload.eval_every else None
+
+    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+        inputs, labels = batch
+        logits = model(inputs, training=training)
+        return LossOutput(loss=tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+    def hooks(self) -> Sequence[Scheduled]:
+        return [Scheduled(AtSteps(self._ends), lambda step, values: self._report(step, values["loss"]))]
+
+
+def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
+    """Trains to the last of ``ends`` and reports at each of them. A contender, see ``benchmarks.contender``."""
+    with _run_dir(workload) as run_dir:
+        config = RunConfig(
+            run_dir=run_dir,
+            train_steps=ends[-1],
+            global_batch_size=workload.batch,
+            seed=workload.seed,
+            device="cpu",
+            num_replicas=workload.replicas,
+            optimizer="adamw",
+            learning_rate=workload.learning_rate,
+            weight_decay=workload.weight_decay,
+            eval_every=workload.eval_every,
+            checkpoint_every=workload.checkpoint_every,
+            progress="off",
+        )
+        trainer = Perceptron(config, workload, ends, report)
+        default = RunConfig().to_dict()
+        settings = {k: v for k, v in config.to_dict().items() if v != default[k] and k != "run_dir"}
+        report.facts(parameters=sum(v.shape.num_elements() for v in trainer.trainable_variables), settings=settings)
+        trainer.train()
+
+
+@contextlib.contextmanager
+def _run_dir(workload: Workload) -> Iterator[str | None]:
+    if not workload.checkpoint_every:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder

@@ -1,0 +1,74 @@
+"""What is trained in a measurement: model, data, optimizer and batch, the same for every contender."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import keras
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A perceptron, its data and AdamW with a constant rate. It crosses to a contender's process as JSON.
+
+    Attributes:
+      data: ``digits`` (1,437 images of 64 pixels) or ``random`` (4,096 vectors of ``features`` numbers).
+      features: numbers in one example.
+      hidden: units of each hidden layer.
+      batch: examples in a step, over all replicas.
+      replicas: on one process; more than one are logical CPU devices.
+      learning_rate: of AdamW.
+      weight_decay: of AdamW.
+      seed: of weights and data order.
+      eval_every: steps between evaluations; 0: none.
+      checkpoint_every: steps between checkpoints in a temporary run folder; 0: none, and nothing is written.
+    """
+
+    data: str
+    features: int
+    hidden: tuple[int, ...]
+    batch: int
+    replicas: int = 1
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    seed: int = 0
+    eval_every: int = 0
+    checkpoint_every: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data not in ("digits", "random"):
+            raise ValueError(f"data={self.data!r} but it must be digits or random")
+        if self.batch % self.replicas:
+            raise ValueError(f"batch={self.batch} with replicas={self.replicas}: the bare loop has no uneven shares")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Workload:
+        """The inverse of ``to_dict``, also after JSON made a list of a tuple."""
+        return cls(**{**value, "hidden": tuple(value["hidden"])})
+
+
+def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """Inputs float32 ``[examples, features]`` and labels int32 ``[examples]``."""
+    if workload.data == "digits":
+        from input_pipelines import digits
+
+        images, labels = digits.load(split)
+        return images.reshape(len(images), -1), labels
+    random = np.random.default_rng(0 if split == "train" else 1)
+    inputs = random.standard_normal((4096, workload.features), np.float32)
+    return inputs, random.integers(0, 10, 4096).astype(np.int32)
+
+
+def build_model(workload: Workload) -> keras.Model:
+    """The perceptron, ``[batch, features]`` -> logits ``[batch, 10]``; seed Keras before, for equal weights."""
+    from models.mlp import mlp
+
+    return mlp((workload.features,), workload.hidden, 10)
