@@ -54,7 +54,6 @@ def kill(board, directory):
     """Leaves the files as a killed run does: not closed, and made in an earlier second than the next run's."""
     for folder in board._folders.values():
         folder.writer.flush()
-    board._folders.clear()
     for path in directory.rglob("events.out.tfevents.*"):
         seconds, rest = path.name.removeprefix("events.out.tfevents.").split(".", 1)
         path.rename(path.with_name(f"events.out.tfevents.{int(seconds) - 10}.{rest}"))
@@ -132,8 +131,8 @@ def test_what_is_struck_is_kept_in_a_file_that_tensorboard_does_not_read(tmp_pat
     killed.write_graph(tf.Graph())
     kill(killed, tmp_path)
     [event_file] = (tmp_path / "train").iterdir()
-    with event_file.open("ab") as file:
-        file.write(b"torn")
+    whole = event_file.read_bytes()
+    event_file.write_bytes(whole + whole[:20])  # a record's head of 12 bytes and a part of its body
     board = begun(tmp_path, 1)
     board.train_writer.flush()
     names = [path.name for path in (tmp_path / "train").iterdir()]
@@ -165,9 +164,11 @@ def test_a_new_run_in_an_old_folder_takes_over_no_point(tmp_path, reader):
     old.evaluated(0, "", {"loss": 9.0})
     old.evaluated(5, "", {"loss": 9.0})
     kill(old, tmp_path)
+    [old_file] = (tmp_path / "eval").iterdir()
     board = begun(tmp_path, 0)
     board.evaluated(3, "", {"loss": 1.0})
     board.end(3, "done")
+    assert events(old_file)[0].file_version == "brain.Event:2"
     assert curve(tmp_path / "eval", reader=reader) == [(3, 1.0)]
 
 
@@ -211,8 +212,9 @@ def test_going_back_within_a_run_strikes_the_points_after(tmp_path, evaluated_be
     assert folders(tmp_path) == {"eval": 1}
 
 
-def test_a_tensorboard_that_has_the_folder_open_forgets_the_points_too(tmp_path):
-    killed = begun(tmp_path, 0)
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_tensorboard_that_has_the_folder_open_forgets_the_points_too(tmp_path, marked):
+    killed = begun(tmp_path, 0) if marked else TensorBoard(tmp_path)
     for step in (1, 2, 3):
         killed(step, {"loss": float(step)})
     kill(killed, tmp_path)
@@ -234,12 +236,12 @@ def test_evaluating_an_earlier_step_without_training_strikes_nothing(tmp_path, r
     assert sorted(curve(tmp_path / "eval", reader=reader)) == [(5, 5.0), (7, 7.0), (10, 10.0)]
 
 
-def test_an_evaluation_is_on_disk_when_the_call_returns(tmp_path):
+def test_an_evaluation_is_on_disk_when_the_call_returns_and_what_came_before_it(tmp_path):
     board = begun(tmp_path, 0)
-    board(5, {"loss": 5.0})
-    board.evaluated(5, "", {"loss": 6.0})
-    assert curve(tmp_path / "train") == [(5, 5.0)]
-    assert curve(tmp_path / "eval") == [(5, 6.0)]
+    for step in (5, 6):
+        board(step, {"loss": float(step)})
+        board.evaluated(step, "", {"loss": float(step)})
+        assert curve(tmp_path / "train")[-1] == curve(tmp_path / "eval")[-1] == (step, float(step))
 
 
 def test_the_end_flushes_and_closes(tmp_path):
