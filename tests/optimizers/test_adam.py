@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def adam_table(initial, gradients, lr, beta_1=0.9, beta_2=0.999, epsilon=1e-7, d
     return w, m, v
 
 
-CASES = {
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (lambda lr: Adam(learning_rate=lr), {}),
     "adam_other_betas": (
         lambda lr: Adam(learning_rate=lr, beta_1=0.5, beta_2=0.9, epsilon=1e-3),
@@ -142,7 +143,7 @@ def test_the_configured_optimizer_has_the_configured_settings():
     sgd = from_config(RunConfig(optimizer="sgd", momentum=0.5, nesterov=True, learning_rate=0.2), None)
     assert isinstance(sgd, SGD)
     assert (sgd.momentum, sgd.nesterov) == (0.5, True)
-    betas = {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-5}
+    betas: dict[str, Any] = {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-5}
     adam = from_config(RunConfig(optimizer="adam", **betas), 10)
     assert type(adam) is Adam
     adamw = from_config(RunConfig(optimizer="adamw", weight_decay=0.05, **betas), 10)

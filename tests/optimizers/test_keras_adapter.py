@@ -7,14 +7,13 @@ import re
 import warnings
 
 import keras
+import keras.optimizers as K
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from framework.errors import ConfigError
 from framework.optimizers import SGD, KerasOptimizer, as_optimizer
-
-K = keras.optimizers
 
 
 class TwoRates(K.Optimizer):
@@ -226,7 +225,7 @@ def test_two_slots_of_one_kind_for_one_variable_get_different_names():
 
 def test_keras_variables_are_taken_as_they_are_with_constraint_and_path(mirrored):
     strategy = mirrored(2)
-    seen = []
+    seen: list[str] = []
 
     class Looks(K.SGD):
         def build(self, variables):
