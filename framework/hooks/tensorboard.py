@@ -48,8 +48,6 @@ class TensorBoard(Hook):
 
     def evaluated(self, step: int, name: str, values: Values) -> None:
         self._folder(os.path.join("eval", name) if name else "eval", step).scalars(step, values)
-        for folder in self._folders.values():
-            folder.writer.flush()
 
     def write_graph(self, graph: tf.Graph) -> None:
         """Writes ``graph`` (of a ``tf.function``: ``fn.get_concrete_function(...).graph``); later calls do nothing."""
@@ -93,7 +91,8 @@ class _Folder:
         if self._last is not None and step <= self._last:
             self.mark_restart(step)
         self._last = step
-        # The trigger has said that now is the time, whatever record_if the user's own summaries stand under.
+        # The trigger has said that now is the time, whatever record_if the user's own summaries stand under. Leaving
+        # as_default flushes, so a killed run loses no point.
         with self.writer.as_default(), tf.summary.record_if(True):
             for name, value in values.items():
                 tf.summary.scalar(name, value, step=step)
