@@ -59,7 +59,17 @@ class RunConfig:
         None, "run", "Total number of passes over the training data; with train_steps the smaller wins.", low=1
     )
     global_batch_size: int = _option(128, "run", "Examples per update, over all replicas and micro-batches.", low=1)
+    accumulate_steps: int = _option(
+        1,
+        "run",
+        "Micro-batches per update, one after the other; the batch of an update stays the same.",
+        low=1,
+        high=1024,
+    )
     seed: int = _option(0, "run", "Seed of weights, data order and noise.", low=0, high=2**31 - 1)
+    deterministic: bool = _option(
+        False, "run", "Only deterministic ops and a fixed order of input and reduction; slower. See docs."
+    )
     resume: str = _option(
         "auto",
         "run",
@@ -96,11 +106,41 @@ class RunConfig:
     all_reduce_pack_mb: float = _option(
         32.0, "cluster", "Tensors are joined into packs of at most this many MB before the all-reduce.", low=0.0
     )
+    gradient_dtype: str = _option(
+        "float32",
+        "cluster",
+        "dtype in which gradients cross the replicas; bfloat16 and float16 halve the bytes and round.",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    sparse_gradients: str = _option(
+        "auto",
+        "cluster",
+        "How gradients of embeddings cross the replicas: as a dense tensor, or as rows and indices. auto: by size.",
+        choices=("auto", "dense", "sparse"),
+    )
+    show_packs: bool = _option(False, "cluster", "Print the packs of the all-reduce: dtype, tensors, bytes.")
     gpu_thread_mode: str = _option(
         "gpu_private",
         "cluster",
         "TF_GPU_THREAD_MODE, set before the first op when GPUs are used and the variable is not set.",
         choices=("global", "gpu_private", "gpu_shared"),
+    )
+
+    # --- precision -----------------------------------------------------------------------------------------------
+    precision: str = _option(
+        "float32",
+        "precision",
+        "mixed: computations in half precision, float32 weights.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    loss_scale: float = _option(
+        0.0, "precision", "mixed_float16: a fixed scale of the loss; 0: dynamic.", low=0.0, high=2.0**31
+    )
+    jit: str = _option(
+        "auto",
+        "precision",
+        "XLA for the local gradients, never for the all-reduce. auto says what it chose and why.",
+        choices=("auto", "on", "off"),
     )
 
     # --- optimizer -----------------------------------------------------------------------------------------------
@@ -131,6 +171,13 @@ class RunConfig:
         0.0, "optimizer", "Largest absolute value of each gradient element, after the reduction; 0: off.", low=0.0
     )
 
+    clip_norm: float = _option(
+        0.0, "optimizer", "Largest norm of each variable's gradient, after the reduction; 0: off.", low=0.0
+    )
+    ema_decay: float = _option(
+        0.0, "optimizer", "Keep a moving average of the weights and evaluate on it; 0: off.", low=0.0, high=1.0
+    )
+
     # --- loop and hooks ------------------------------------------------------------------------------------------
     steps_per_loop: int = _option(
         0, "loop", "Steps per call of the compiled loop; 0: chosen by measurement.", low=0, high=1_000_000
@@ -157,7 +204,10 @@ class RunConfig:
         "stop",
         "checks",
         "What happens at a step whose loss or gradients are not finite; the update is never made.",
-        choices=("stop", "skip"),
+        choices=("stop", "skip", "rollback"),
+    )
+    nonfinite_budget: int = _option(
+        10, "checks", "skip, rollback: so many non-finite steps are borne; one more stops the run.", low=0
     )
 
     def __post_init__(self) -> None:
@@ -234,10 +284,20 @@ def _check_pairs(c: RunConfig) -> None:
         raise ConfigError(f"nesterov=True with optimizer={c.optimizer}: pass --optimizer=sgd")
     if c.nesterov and c.momentum == 0.0:
         raise ConfigError("nesterov=True with momentum=0.0: Nesterov needs a momentum; pass --momentum=0.9")
-    if c.clip_global_norm and c.clip_value:
+    clips = [f"{n}={getattr(c, n)}" for n in ("clip_global_norm", "clip_norm", "clip_value") if getattr(c, n)]
+    if len(clips) > 1:
+        raise ConfigError(f"{' with '.join(clips)}: clip in one way; leave the others out")
+    if c.loss_scale and c.precision != "mixed_float16":
+        raise ConfigError(f"loss_scale={c.loss_scale} with precision={c.precision}: only mixed_float16 scales the loss")
+    if c.ema_decay >= 1.0:
+        raise ConfigError(f"ema_decay={c.ema_decay} but it must be below 1; for example ema_decay=0.999")
+    if c.accumulate_steps > c.global_batch_size:
         raise ConfigError(
-            f"clip_global_norm={c.clip_global_norm} with clip_value={c.clip_value}: clip in one way; leave one out"
+            f"accumulate_steps={c.accumulate_steps} with global_batch_size={c.global_batch_size}: a micro-batch needs "
+            "at least 1 example; accumulate_steps splits the global batch, it does not multiply it"
         )
+    if c.on_nonfinite == "rollback" and not c.run_dir:
+        raise ConfigError("on_nonfinite=rollback without run_dir: there is no checkpoint to go back to; pass --run_dir")
     for beta in ("beta_1", "beta_2"):
         if getattr(c, beta) >= 1.0:
             raise ConfigError(f"{beta}={getattr(c, beta)} but it must be below 1; for example {beta}=0.9")

@@ -45,7 +45,8 @@ class Evaluation:
             raise ConfigError(
                 f"{type(self._trainer).__name__} has no evaluation data; write eval_data, or pass --mode=train"
             )
-        return {name: self._run_one(name, feed, loop) for name, (feed, loop) in self._open().items()}
+        with self._trainer.averaged_weights():
+            return {name: self._run_one(name, feed, loop) for name, (feed, loop) in self._open().items()}
 
     def figure_names(self) -> list[str]:
         """Names of the scalar figures an evaluation gives, from tracing one step on the data's spec."""
@@ -98,5 +99,5 @@ class Evaluation:
             seed=config.seed,
             training=False,
         )
-        loop = CompiledLoop(trainer.strategy, trainer.replica_eval, stop_on_nonfinite=False)
+        loop = CompiledLoop(trainer.strategy, trainer.stepper.evaluate, stop_on_alarm=False)
         return open_feed(data, trainer.strategy, plan, Position()), loop

@@ -55,6 +55,7 @@ def write_config(trainer: Trainer) -> None:
         "options": vars(trainer.options) if trainer.options is not None else {},
         "strategy": {"kind": choice.kind, "device": choice.device, "all_reduce": choice.all_reduce}
         | {"num_replicas": trainer.strategy.num_replicas_in_sync, "reason": choice.reason},
+        "all_reduce_packs": trainer.stepper.packs,
         "workers": list(trainer.cluster.workers),
         "versions": versions(),
         "command": sys.argv,
@@ -68,7 +69,7 @@ def write_summary(
     reason: str,
     metrics: Mapping[str, float],
     seconds: Mapping[str, float],
-    skipped: int,
+    nonfinite: Mapping[str, int],
 ) -> None:
     """Writes how the run ended; ``seconds`` are of this process, by class."""
     assert trainer.config.run_dir is not None
@@ -78,7 +79,7 @@ def write_summary(
         "step": trainer.step,
         "examples": trainer.examples_seen,
         "metrics": dict(metrics),
-        "nonfinite_steps": skipped,
+        "nonfinite_steps": dict(nonfinite),
         "seconds": dict(seconds),
         "checks": {"finite": "every step"},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -15,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from framework.config import parse_condition
-from framework.errors import CheckFailed, ConfigError, LockstepError, Preempted
+from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
 from framework.loop import files
+from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation
 from framework.loop.feed import Feed
 from framework.loop.loop import CompiledLoop, LoopResult
@@ -44,6 +46,7 @@ class Run:
         self._evaluation = Evaluation(trainer)
         self.source = Source(trainer)
         self.saving = Saving(trainer)
+        self.alarms = Alarms(trainer)
         self._trained = False
         self._stop: str | None = None  # status to end with, asked for by a signal
         self._per_loop = config.steps_per_loop or 1
@@ -52,13 +55,18 @@ class Run:
         self._results: dict[str, float] = {}
         self._skipped = 0
         self._log: list[Hook] = []
+        self._hooks: list[Scheduled] = []
         self._tensorboard: TensorBoard | None = None
         self._early_stop: EarlyStop | None = None
         self.writes = bool(config.run_dir) and trainer.cluster.is_chief
 
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
-        return CompiledLoop(t.strategy, t.replica_train, stop_on_nonfinite=t.config.on_nonfinite == "stop")
+        return CompiledLoop(t.strategy, self._replica_step, stop_on_alarm=t.config.on_nonfinite != "skip")
+
+    def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:
+        with self.summaries(step):
+            return self._trainer.stepper.train(batch, step)
 
     def any_feed(self) -> Feed:
         """A feed of the training data, or of evaluation data where there is no other, for its element spec."""
@@ -96,7 +104,8 @@ class Run:
             self.saving.check_best(self._evaluation.figure_names() if evaluate else [])
         feed = self.source.open(goal)
         self._start_files()
-        hooks = [(s, Window()) for s in t.hooks()]
+        self._hooks = list(t.hooks())
+        hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         self._stop, status, reason = None, "failed", ""
         self._ledger.start()
@@ -139,16 +148,21 @@ class Run:
         for trigger in triggers:
             trigger.begin(t.step, time.monotonic())
         log, status, reason, compiled = Window(), "done", "", False
-        while goal is None or t.step < goal:
+        if config.on_nonfinite == "rollback":
+            self._save()  # there must be something to go back to
+        while (goal is None or t.step < goal) and self.source.batches_left != 0:
             boundary = min(trigger.next_step(t.step) for trigger in triggers)
             limit = min(boundary, math.inf if goal is None else goal) - t.step
+            limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
+            self.say(self.alarms.look(result, self.saving.latest if result.alarms else None))
             if result.failed:
-                raise CheckFailed(self._nonfinite_message(result))
+                feed, log = self._go_back(goal), Window()
+                continue
             if not compiled and result.steps:
                 self._after_first_step(result)
                 compiled = True
@@ -200,6 +214,16 @@ class Run:
         else:
             self._ledger.add("first_step", result.seconds)
 
+    def _go_back(self, goal: int | None) -> Feed:
+        """Rollback: weights, slots and step of the last checkpoint, data from behind the step that failed."""
+        position = dataclasses.replace(self._trainer.position)
+        step = self.saving.go_back()
+        self._trainer.position = position
+        for hook in self._log:
+            hook.begin(self._trainer)  # drops the records of the steps that are undone
+        self.say(f"went back to step {step}; the data goes on at example {position.examples}")
+        return self.source.open(goal)
+
     def _measure(self, result: LoopResult) -> None:
         """Chooses the length of inner loops from measured steps: 2, then 8, then about ``_LOOP_SECONDS``."""
         if self._trainer.config.steps_per_loop or self._per_loop > 8:
@@ -212,23 +236,12 @@ class Run:
 
     def _after_first_step(self, result: LoopResult) -> None:
         self.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")
+        if self.writes:
+            files.write_config(self._trainer)  # again: the packs of the all-reduce are known now
         if self._tensorboard is not None and self._trainer.step <= 1:
             graph = self._loop.graph()
             if graph is not None:
                 self._tensorboard.write_graph(graph)
-
-    def _nonfinite_message(self, result: LoopResult) -> str:
-        step, kinds = self._trainer.step + 1, self._loop.layout
-        loss = kinds.figures((result.last_sums, *result.vectors[1:]))["loss"]
-        what = (
-            f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite (the loss is {loss:.6g})"
-        )
-        saved = self.saving.latest
-        where = "" if saved is None else f"; the last checkpoint is of step {saved}"
-        return (
-            f"step {step}: {what}; no update was made{where}. "
-            "Lower --learning_rate, pass --clip_global_norm=1, look at the data, or go on with --on_nonfinite=skip"
-        )
 
     def _record(self, log: Window) -> None:
         figures = log.figures(self._loop.layout)
@@ -253,7 +266,7 @@ class Run:
             results = self._evaluation.run()
         self._evaluated_at = t.step
         self._results.update(_flat(results, "eval/"))
-        hooks = [*self._log, *self._early(), *(s.hook for s in t.hooks() if isinstance(s.hook, Hook))]
+        hooks = [*self._log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
@@ -295,7 +308,8 @@ class Run:
     def _write_summary(self, status: str, reason: str) -> None:
         if self.writes:
             seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
-            files.write_summary(self._trainer, status, reason, self._results, seconds, self._skipped)
+            counts = {"skipped": self._skipped, "alarms": self.alarms.count, "rollbacks": self.alarms.rollbacks}
+            files.write_summary(self._trainer, status, reason, self._results, seconds, counts)
 
     def say(self, line: str) -> None:
         """One line for people, from the chief only."""

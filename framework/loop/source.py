@@ -20,6 +20,7 @@ class Source:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self._data: Data | None = None
+        self._stop: int | None = None  # position at which the open feed ends
         self.position = Position()
 
     def ask_again(self) -> None:
@@ -81,24 +82,42 @@ class Source:
         t = self._trainer
         batch, total = t.config.global_batch_size, self.total_examples
         # A short last batch costs static shapes, so the end of the data is in the plan only if it is reached.
-        short = total is not None and goal == self.total_steps and goal is not None and goal * batch > total
+        short = (
+            self._limited(goal)
+            and total is not None
+            and goal is not None
+            and self.position.examples + (goal - t.step) * batch > total
+        )
+        self._stop = total if short else None
         plan = BatchPlan(
             global_batch_size=batch,
             num_replicas=t.strategy.num_replicas_in_sync,
             first_replica=t.first_replica,
             local_replicas=t.local_replicas,
+            accumulate_steps=t.config.accumulate_steps,
             start=self.position.examples,
-            stop=total if short else None,
+            stop=self._stop,
             seed=t.config.seed,
         )
         return open_feed(self.data, t.strategy, plan, self.position)
+
+    def _limited(self, goal: int | None) -> bool:
+        """Whether a run to ``goal`` is one to the configured total, which the number of passes limits."""
+        return goal is not None and goal == self.total_steps
+
+    @property
+    def batches_left(self) -> int | None:
+        """Batches up to the end of the data, of a pipeline whose end is in reach; None: no end in sight."""
+        if self._stop is None:
+            return None
+        return max(0, -(-(self._stop - self.position.examples) // self._trainer.config.global_batch_size))
 
     def account(self, result: LoopResult, examples: float) -> None:
         """Moves the position by what an inner loop consumed; ``examples`` as counted in the graph."""
         if isinstance(self.data, Pipeline):
             self.position.examples += result.steps * self._trainer.config.global_batch_size
-            if self.total_examples is not None:  # the last batch may have been short
-                self.position.examples = min(self.position.examples, self.total_examples)
+            if self._stop is not None:  # the last batch may have been short
+                self.position.examples = min(self.position.examples, self._stop)
         else:
             self.position.examples += round(examples)
             self.position.batches += result.steps

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -28,6 +28,7 @@ class Adam(LocalOptimizer):
       beta_1: decay of the first moment, from 0 to below 1.
       beta_2: decay of the second moment, from 0 to below 1.
       epsilon: added to the root of the second moment, not negative.
+      rate_multipliers: as in ``LocalOptimizer``.
 
     Raises:
       ConfigError: an argument is out of range.
@@ -42,11 +43,10 @@ class Adam(LocalOptimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
+        **rules: Any,
     ) -> None:
-        super().__init__(learning_rate)
-        for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):
-            if not 0.0 <= beta < 1.0:
-                raise ConfigError(f"{name}={beta} but it must be from 0 to below 1; for example {name}=0.9")
+        super().__init__(learning_rate, **rules)
+        check_betas(beta_1=beta_1, beta_2=beta_2)
         if not epsilon >= 0.0:
             raise ConfigError(f"epsilon={epsilon} but it must be at least 0; for example epsilon=1e-07")
         self.beta_1 = float(beta_1)
@@ -54,13 +54,20 @@ class Adam(LocalOptimizer):
         self.epsilon = float(epsilon)
 
     def _scalars(self, rate: tf.Tensor, dtype: tf.DType) -> dict[str, tf.Tensor]:
+        correction_1, correction_2 = self._corrections(dtype)
+        return {
+            "rate": rate,
+            "corrected_rate": rate * tf.sqrt(correction_2) / correction_1,
+            "decay": rate * self.weight_decay,
+        }
+
+    def _corrections(self, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+        """1 - beta^t of this update, float64 scalars: what the sums of the moments' weights are."""
         # In float32, 1 - 0.999^t is off by 1e-5 of itself in the first updates. So the powers are taken in float64, but
         # of the betas as the fused op sees them, rounded to dtype: then the weights of past gradients sum to exactly 1.
         step = tf.cast(self.iterations, tf.float64) + 1.0
-        decayed_1, decayed_2 = (
-            tf.constant(float(dtype.as_numpy_dtype(beta)), tf.float64) ** step for beta in (self.beta_1, self.beta_2)
-        )
-        return {"rate": rate, "corrected_rate": rate * tf.sqrt(1.0 - decayed_2) / (1.0 - decayed_1)}
+        betas = (rounded(self.beta_1, dtype), rounded(self.beta_2, dtype))
+        return 1.0 - tf.constant(betas[0], tf.float64) ** step, 1.0 - tf.constant(betas[1], tf.float64) ** step
 
     def _apply(self, held: Held, gradient: tf.Tensor, scalars: dict[str, tf.Tensor]) -> None:
         dtype = held.variable.dtype
