@@ -15,9 +15,9 @@ class SyncBatchNormalization(keras.layers.Layer):
     """Batch normalisation over the examples of all replicas (Ioffe and Szegedy 2015; statistics as on one device).
 
     The mean is the sum over all replicas divided by the count over all replicas, and the variance the mean of squared
-    distances from that mean, in a second reduction: unlike E[x^2] - E[x]^2 it cannot cancel or become negative. Replicas may
-    hold different numbers of examples, or none. Moving statistics use the same (biased) variance on all replicas, as
-    Keras does. Under ``--accumulate_steps`` the statistics are of each micro-batch, over all replicas.
+    distances from it, in a second reduction: unlike E[x^2] - E[x]^2 it cannot cancel or become negative. Replicas
+    may hold different numbers of examples, or none. Moving statistics use the same (biased) variance on all replicas,
+    as Keras does. Under ``--accumulate_steps`` the statistics are of each micro-batch, over all replicas.
 
     Args:
       momentum: share of the moving statistics that stays at each update.
@@ -77,8 +77,8 @@ class SyncBatchNormalization(keras.layers.Layer):
 def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Mean and variance ``[channels]`` of ``[batch, ..., channels]`` over the examples of all replicas.
 
-    In replica context they are of all replicas together, and so is their gradient; elsewhere of ``value`` alone. Without
-    any example both are 0.
+    In replica context they are of all replicas together, and so is their gradient; elsewhere of ``value`` alone.
+    Without any example both are 0.
     """
     axes = list(range(value.shape.rank - 1))
     count = tf.cast(tf.size(value) / tf.maximum(1, tf.shape(value)[-1]), value.dtype)

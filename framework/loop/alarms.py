@@ -38,8 +38,8 @@ class Alarms:
         where = "" if saved is None else f"; the last checkpoint is of step {saved}"
         if config.on_nonfinite == "stop":
             raise CheckFailed(
-                f"{what}; no update was made{where}. Lower --learning_rate, pass --clip_global_norm=1, look at the data, "
-                "or go on with --on_nonfinite=skip"
+                f"{what}; no update was made{where}. Lower --learning_rate, pass --clip_global_norm=1, look at the "
+                "data, or go on with --on_nonfinite=skip"
             )
         if self.count > config.nonfinite_budget:
             raise CheckFailed(

@@ -16,8 +16,8 @@ class BatchPlan:
 
     Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. It is cut into
     ``accumulate_steps`` micro-batches, and each of these into one part for each replica; sizes differ by at most one
-    row, and a part may be empty. So a micro-batch holds the same examples whatever the number of replicas. Every replica
-    gets a part of every batch, so nobody has to ask the others whether there is more.
+    row, and a part may be empty. So a micro-batch holds the same examples whatever the number of replicas. Every
+    replica gets a part of every batch, so nobody has to ask the others whether there is more.
 
     Attributes:
       global_batch_size: B, examples per step over all replicas.

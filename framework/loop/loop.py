@@ -46,7 +46,9 @@ class LoopResult(NamedTuple):
     alarm_step: int  # number of the last of them, or 0
     waited: float  # seconds the devices had nothing to do but wait for the next batch
     seconds: float  # wall clock of the call
-    vectors: tuple[np.ndarray, ...]  # figures of the finite steps, in the layout's order: sums, maxima, minima, last
+    vectors: tuple[
+        np.ndarray, ...
+    ]  # figures of the steps with finite sums, in the layout's order: sums, maxima, minima, last
     norms: np.ndarray  # of the last alarm, flat: see StepSums.norms
 
 
@@ -147,8 +149,10 @@ class CompiledLoop:
                 *new, finite, alarm, new_norms = one_step(batch, number)
                 with tf.control_dependencies([new[0], finite]):
                     end = tf.timestamp()
+                # A step skipped for its gradients alone still has figures.
+                usable = tf.reduce_all(tf.math.is_finite(new[0]))
                 merged = [
-                    _merge(total, tf.where(finite, part, tf.fill(tf.shape(part), neutral)), combine)
+                    _merge(total, tf.where(usable, part, tf.fill(tf.shape(part), neutral)), combine)
                     for total, part, (combine, neutral) in zip(totals[:3], new, _COMBINE, strict=False)
                 ]
                 kept = tf.cond(alarm, lambda: new_norms, lambda: norms)

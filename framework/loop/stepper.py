@@ -1,4 +1,4 @@
-"""What the trainer's step pieces share: micro-batches, noise, loss scale, replicas' state, average, reduction, clipping."""
+"""What the trainer's step pieces share: micro-batches, noise, loss scale, replicas' state, average, reduction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import micro_parts
 from framework.step import gradients as step_gradients
 from framework.step import randomness
-from framework.step.gradients import StepSums, accumulate, native, row_count
-from framework.step.reduce import Reduction, all_reduce_sum, reduce_stats, wire_scale
+from framework.step.gradients import StepSums, accumulate, native, power_of_two, row_count
+from framework.step.reduce import Reduction, all_reduce_sum, reduce_stats
 from framework.step.state import LossScale, ReplicaState, WeightAverage
 from framework.step.update import Update, apply
 from framework.step.values import LossOutput, Stat, as_stats
@@ -47,7 +47,7 @@ class Stepper:
             pack_bytes=int(config.all_reduce_pack_mb * 1e6),
             options=strategies.communication_options(trainer.choice, config),
             wire=wire,
-            wire_scale=wire_scale(config.global_batch_size),
+            wire_scale=power_of_two(config.global_batch_size),
             sparse=config.sparse_gradients,
             report=self._report,
         )
@@ -100,12 +100,14 @@ class Stepper:
         def one(micro_batch: Any, k: Any) -> StepSums:
             with randomness.at(dataclasses.replace(place, micro=k)):
                 randomness.place_generators(self._generators)
-                return step_gradients.gradients(lambda: compute(micro_batch), variables, scale=scale)
+                return step_gradients.gradients(
+                    lambda: compute(micro_batch), variables, scale=scale, examples=t.config.global_batch_size
+                )
 
         def whole(batch: Any) -> StepSums:
             count = t.config.accumulate_steps
-            static = tf.nest.flatten(batch)[0].shape[0] if count > 1 else None
-            return accumulate(one, batch, count, variables=variables, unroll=_communicates(t.model), rows=static)
+            sizes = self._micro_sizes(batch)
+            return accumulate(one, batch, count, variables=variables, unroll=_communicates(t.model), sizes=sizes)
 
         sums = _compiled(whole, batch, variables) if self.jit else whole(batch)
         randomness.reset_generators(self._generators)

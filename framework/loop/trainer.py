@@ -238,7 +238,7 @@ class Trainer:
 
     @property
     def compute_dtype(self) -> tf.DType:
-        """The dtype to compute in, for a ``tf.Module`` that casts its own inputs and weights; Keras layers do it alone."""
+        """The dtype to compute in, for a ``tf.Module`` that casts inputs and weights; Keras layers do it alone."""
         names = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
         return names.get(self.config.precision, tf.float32)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from framework.errors import ConfigError
 
 # A reduced gradient; None where the loss does not depend on the variable.
-Gradient = Union[tf.Tensor, tf.IndexedSlices, None]
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices | None
 
 # A learning rate as a function of the number of updates made (int64 scalar tensor) -> float32 scalar tensor.
 Schedule = Callable[[tf.Tensor], tf.Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,9 +24,10 @@ class StepSums:
       stats: the figures to report, by name.
       variables: the variables the gradients belong to.
       scale: the loss scale in the gradients; None: 1.
+      nominal: a power of two that the gradients are multiplied by besides; 1 without a loss scale.
       state: what the replicas' non-trainable state needs to become one again, by name.
-      norms: float32 ``[replicas, 1 + variables]`` when reduced: each replica's own loss sum, then the sum of squares of each
-        of its gradients (0 for None). Which replica went wrong can be seen only before the reduction.
+      norms: float32 ``[replicas, 1 + variables]`` when reduced: each replica's own loss sum, then the sum of squares of
+        each of its gradients (0 for None). Which replica went wrong can be seen only before the reduction.
       reduced: whether ``reduce`` has been called.
     """
 
@@ -34,34 +36,50 @@ class StepSums:
     stats: dict[str, Stat]
     variables: Sequence[Any]
     scale: tf.Tensor | None = None
+    nominal: float = 1.0
     state: dict[str, Stat] = dataclasses.field(default_factory=dict)
     norms: tf.Tensor | None = None
     reduced: bool = False
 
 
 def gradients(
-    compute: Callable[[], LossOutput], variables: Sequence[Any], *, scale: tf.Tensor | None = None
+    compute: Callable[[], LossOutput],
+    variables: Sequence[Any],
+    *,
+    scale: tf.Tensor | None = None,
+    examples: int = 1,
 ) -> StepSums:
     """Runs ``compute`` under a gradient tape and returns local sums. Call it in replica context.
 
     Args:
       compute: returns the replica's ``LossOutput``.
       variables: Keras or TensorFlow variables to differentiate for.
-      scale: the loss is multiplied by this before it is differentiated (float16); figures are not.
+      scale: loss scale for float16; figures are not scaled.
+      examples: of the global batch. With a loss scale the sum that is differentiated is also divided by the number of its
+        terms, rounded to a power of two, so that float16 sees gradients of about a mean, as loss scales are made for.
 
     Raises:
       ConfigError: the ``LossOutput`` breaks its rules.
     """
     variables = [native(v) for v in variables]
     with tf.GradientTape() as tape:
-        objective, weight, stats = local_sums(compute())
-        scaled = objective if scale is None else objective * tf.cast(scale, objective.dtype)
+        output = compute()
+        objective, weight, stats = local_sums(output)
+        scaled, nominal = objective, 1.0
+        if scale is not None:
+            nominal = power_of_two(examples * (tf.convert_to_tensor(output.loss).shape[1:].num_elements() or 1))
+            scaled = objective * tf.cast(scale * nominal, objective.dtype)
+    found = tape.gradient(scaled, variables)
+    for gradient, variable in zip(found, variables, strict=True):
+        if isinstance(gradient, tf.Tensor):
+            gradient.set_shape(variable.shape)  # lost where the batch's size is not known while tracing
     return StepSums(
-        gradients=tape.gradient(scaled, variables),
+        gradients=found,
         weight=tf.stop_gradient(weight),
         stats=stats,
         variables=variables,
         scale=scale,
+        nominal=nominal,
     )
 
 
@@ -111,10 +129,10 @@ def _slice(value: Any, low: tf.Tensor, size: tf.Tensor, static: int | None) -> A
         rest = tf.cast(value.dense_shape[1:], tf.int64)
         start = tf.concat([[low], tf.zeros_like(rest)], 0)
         return tf.sparse.slice(value, start, tf.concat([[size], rest], 0))
-    part = value[low : low + size]
-    if static is not None:
-        part = tf.ensure_shape(part, [static, *value.shape[1:]])
-    return part
+    if static is None:
+        return value[low : low + size]
+    begin = tf.concat([[low], tf.zeros([value.shape.rank - 1], low.dtype)], 0)
+    return tf.slice(value, begin, [static] + [-1] * (value.shape.rank - 1))  # also XLA knows this shape
 
 
 def _unrolled(one: Callable[[Any, Any], StepSums], part: Callable[[Any], Any], count: int) -> StepSums:
@@ -161,7 +179,8 @@ def _looped(
         weight=tf.cast(weight, sums.weight.dtype),
         stats=layout.stats(vectors, {name: stat.value.dtype for name, stat in sums.stats.items()}),
         variables=variables,
-        scale=sums.scale,  # a tensor of the outer graph: `one` closes over it
+        scale=sums.scale,  # of the outer graph: `one` closes over it
+        nominal=sums.nominal,
     )
 
 
@@ -198,6 +217,11 @@ def row_count(batch: Any) -> tf.Tensor:
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)
     return first.dense_shape[0] if isinstance(first, tf.SparseTensor) else tf.shape(first, tf.int64)[0]
+
+
+def power_of_two(terms: int) -> float:
+    """The power of two at or below 1 / terms: exact to multiply by, and sums of so many terms become about means."""
+    return 2.0 ** -math.ceil(math.log2(max(1, terms)))
 
 
 def native(variable: Any) -> Any:

@@ -1,7 +1,7 @@
 """Noise as a function of (seed, step, micro-batch, replica, layer) and of nothing else.
 
-Runs repeat, resumes repeat, and no two replicas, micro-batches or steps share a mask. Keras seed generators are set before
-each forward pass; ``step_seed`` gives the same to ``tf.random.stateless_*``.
+Runs repeat, resumes repeat, and no two replicas, micro-batches or steps share a mask. Keras seed generators are set
+before each forward pass; ``step_seed`` gives the same to ``tf.random.stateless_*``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -96,7 +95,7 @@ def local_norms(sums: StepSums, gradients: Sequence[Any]) -> tf.Tensor:
         values = g.values if isinstance(g, tf.IndexedSlices) else g
         # l2_loss is one fused pass: sum(t ** 2) / 2.
         squares.append(tf.zeros([]) if g is None else 2.0 * tf.cast(tf.nn.l2_loss(values), tf.float32))
-    scale = 1.0 if sums.scale is None else tf.square(tf.cast(sums.scale, tf.float32))
+    scale = 1.0 if sums.scale is None else tf.square(tf.cast(sums.scale, tf.float32) * sums.nominal)
     return tf.concat([[tf.cast(loss, tf.float32)], tf.stack(squares) / scale], 0)
 
 
@@ -195,11 +194,6 @@ def _to_wire(gradient: tf.Tensor, how: Reduction) -> tf.Tensor:
     if how.wire is None or how.wire == gradient.dtype or gradient.dtype != tf.float32:
         return gradient
     return tf.cast(gradient * how.wire_scale, how.wire)
-
-
-def wire_scale(global_batch_size: int) -> float:
-    """The power of two at or below 1 / batch size: exact to multiply by, and sums become about means."""
-    return 2.0 ** -math.ceil(math.log2(max(1, global_batch_size)))
 
 
 def _join(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -74,7 +74,7 @@ def apply(
     # the gradients. The norm of the mean is the norm of the sum times the factor.
     divisor = tf.cast(sums.weight, dtype)
     if sums.scale is not None:
-        divisor *= tf.cast(sums.scale, dtype)
+        divisor *= tf.cast(sums.scale * sums.nominal, dtype)
     factor = tf.math.divide_no_nan(tf.ones([], dtype), divisor)
     norm = _global_norm(present, dtype) * tf.abs(factor)
     finite = tf.math.is_finite(norm) & tf.math.is_finite(sums.weight)
