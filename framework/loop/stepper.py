@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -100,16 +101,23 @@ class Stepper:
         def one(micro_batch: Any, k: Any) -> StepSums:
             with randomness.at(dataclasses.replace(place, micro=k)):
                 randomness.place_generators(self._generators)
-                return step_gradients.gradients(
-                    lambda: compute(micro_batch), variables, scale=scale, examples=t.config.global_batch_size
+                local = functools.partial(
+                    step_gradients.gradients,
+                    variables=variables,
+                    scale=scale,
+                    examples=t.config.global_batch_size,
                 )
+                if self.jit:
+                    return _compiled(lambda batch: local(lambda: compute(batch)), micro_batch)
+                return local(lambda: compute(micro_batch))
 
-        def whole(batch: Any) -> StepSums:
-            count = t.config.accumulate_steps
-            sizes = self._micro_sizes(batch)
-            return accumulate(one, batch, count, variables=variables, unroll=_communicates(t.model), sizes=sizes)
-
-        sums = _compiled(whole, batch, variables) if self.jit else whole(batch)
+        count, unroll, sizes = t.config.accumulate_steps, _communicates(t.model), self._micro_sizes(batch)
+        if self.jit and unroll:
+            raise ConfigError(
+                "jit=on but the model reduces over replicas in its forward pass (synchronised batch normalisation): "
+                "XLA here covers local work only; pass --jit=off"
+            )
+        sums = accumulate(one, batch, count, variables=variables, unroll=unroll, sizes=sizes)
         randomness.reset_generators(self._generators)
         self._note(variables, sums)
         rows = _rows(batch)
@@ -139,7 +147,9 @@ class Stepper:
         t, config, here = self._trainer, self._trainer.config, _step()
         if optimizer not in t.optimizers:
             raise ConfigError(f"apply(optimizer={optimizer!r}) but the optimizers are {list(t.optimizers)}")
-        falling = self._scale.can_fall() if self._scale is not None and sums.scale is not None else tf.constant(False)
+        # The loss itself is not scaled: if it is not finite, no scale is to blame.
+        overflow = tf.math.is_finite(sums.stats["loss"].value) if "loss" in sums.stats else tf.constant(True)
+        overflow &= self._scale.can_fall() if self._scale is not None and sums.scale is not None else False
 
         def on_update() -> None:
             if self._replica_state is not None and here.before is not None:
@@ -153,7 +163,7 @@ class Stepper:
             if self._replica_state is not None and here.before is not None:
                 self._replica_state.undo(here.before)
             if self._scale is not None and sums.scale is not None:
-                self._scale.bad_step()
+                self._scale.bad_step(overflow)
 
         update = apply(
             sums,
@@ -165,7 +175,7 @@ class Stepper:
             on_skip=on_skip,
         )
         here.updates.append(update)
-        here.alarms.append(tf.logical_not(update.finite | falling))
+        here.alarms.append(tf.logical_not(update.finite | overflow))
         if sums.norms is not None:
             here.norms.append(sums.norms)
             here.columns += ["loss", *self._variable_names(sums.variables)]
@@ -266,23 +276,17 @@ def _choose_jit(asked: str, device: str) -> tuple[bool, str]:
     return False, "on CPU, XLA takes convolutions away from oneDNN; --jit=on gains on a transformer"
 
 
-def _compiled(whole: Callable[[Any], StepSums], batch: Any, variables: Sequence[tf.Variable]) -> StepSums:
-    """``whole`` under XLA; the function is new for each replica's trace, because it holds that replica's variables."""
+def _compiled(local: Callable[[Any], StepSums], batch: Any) -> StepSums:
+    """``local`` under XLA; the function is new for each replica's trace, because it holds that replica's variables."""
     kept: dict[str, Any] = {}
 
-    @tf.function(jit_compile=True, autograph=False)
+    @tf.function(jit_compile=True)
     def run(batch: Any) -> Any:
-        sums = whole(batch)
-        kept["sums"] = sums
+        sums = kept["sums"] = local(batch)
         dense = [None if g is None else tf.convert_to_tensor(g) for g in sums.gradients]
         return dense, sums.weight, {n: (s.value, s.weight) for n, s in sums.stats.items()}
 
     gradients, weight, stats = run(batch)
     sums: StepSums = kept["sums"]
-    return dataclasses.replace(
-        sums,
-        gradients=gradients,
-        weight=weight,
-        stats={n: Stat(sums.stats[n].kind, *pair) for n, pair in stats.items()},
-        variables=variables,
-    )
+    named = {n: Stat(sums.stats[n].kind, *pair) for n, pair in stats.items()}
+    return dataclasses.replace(sums, gradients=gradients, weight=weight, stats=named)

@@ -45,8 +45,8 @@ class LocalOptimizer(Optimizer):
     known keeps its slots, objects and values; one that is new gets slots of zeros; one that is no longer listed is not
     updated, but its slots stay in ``state()``, so that checkpoints have the same content before and after, and a layer
     that is unfrozen again goes on where it was. Functions traced before it must be traced again. Bias corrections go by
-    ``iterations``, the same for all: with Adam's usual betas the steps of a variable that joins late are up to 6.6 times
-    the rate in its first updates (at the 12th), so give it a small multiplier or the rate a warm-up.
+    ``iterations``, the same for all: with Adam's usual betas a variable that joins late takes steps of up to 6.6 times
+    the rate at first (in its 12th update), so give it a small multiplier, or the rate a warm-up.
 
     Args:
       learning_rate: a float, or a schedule: int64 scalar tensor (updates made) -> scalar.

@@ -117,10 +117,11 @@ class LossScale:
             self._scale.assign(tf.where(grow & (scale < 2.0**31), scale * 2.0, scale))
             self._good.assign(tf.where(grow, tf.zeros_like(good), good))
 
-    def bad_step(self) -> None:
-        """Counts a skipped step; in replica context."""
+    def bad_step(self, overflow: tf.Tensor) -> None:
+        """Counts a skipped step, for whose ``overflow`` (bool scalar) the scale is lowered; in replica context."""
         if self.dynamic:
-            self._scale.assign(tf.maximum(self._scale.read_value() / 2.0, 1.0))
+            scale = self._scale.read_value()
+            self._scale.assign(tf.where(overflow, tf.maximum(scale / 2.0, 1.0), scale))
             self._good.assign(tf.zeros([], tf.int64))
 
     def state(self) -> dict[str, tf.Variable]:
