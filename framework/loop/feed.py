@@ -146,7 +146,7 @@ def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, pos
       ConfigError: ``data`` is nothing that can be read, or has no examples.
     """
     if isinstance(data, tf.data.Dataset):
-        endless = _cardinality(data) == tf.data.INFINITE_CARDINALITY
+        endless = is_endless(data)
         rest = data.skip(position.batches) if position.batches else data
         distributed = strategy.experimental_distribute_dataset(rest)
         return Feed(distributed, limit=None, bounded=endless)
@@ -175,6 +175,11 @@ def data_size(data: Data) -> int | None:
         count = _cardinality(data)
         return count if count >= 0 else None
     return data.size if isinstance(data, Pipeline) else None
+
+
+def is_endless(data: tf.data.Dataset) -> bool:
+    """Whether TensorFlow knows that a dataset has no end."""
+    return _cardinality(data) == tf.data.INFINITE_CARDINALITY
 
 
 def _cardinality(data: tf.data.Dataset) -> int:

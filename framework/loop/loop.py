@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,6 +45,7 @@ class LoopResult(NamedTuple):
     skipped: int  # steps without an update
     alarms: int  # of these, the ones that no loss scale explains
     alarm_step: int  # number of the last of them, or 0
+    examples: float  # delivered, also to steps without an update
     waited: float  # seconds the devices had nothing to do but wait for the next batch
     seconds: float  # wall clock of the call
     vectors: tuple[
@@ -86,19 +88,20 @@ class CompiledLoop:
 
     def trace(self, feed: Feed) -> StatLayout:
         """Traces without running, and returns the layout of the figures."""
-        self._function(feed).get_concrete_function(feed.iterator, tf.constant(1, tf.int64), tf.constant(1))
+        with _own_errors():
+            self._function(feed).get_concrete_function(feed.iterator, tf.constant(1, tf.int64), tf.constant(1))
         return self.layout
 
     def __call__(self, feed: Feed, first_step: int, steps: int) -> LoopResult:
         """Runs up to ``steps`` steps, the first of which has number ``first_step``, and waits for the devices."""
         function = self._function(feed)
         start = time.perf_counter()
+        with _own_errors():
+            tensors = function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
         # One transfer for everything; reading the values is also what waits for the devices.
-        numbers = [
-            np.asarray(t) for t in function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
-        ]
+        numbers = [np.asarray(t) for t in tensors]
         seconds = time.perf_counter() - start
-        done, ended, failed, skipped, alarms, alarm_step, waited, norms, *vectors = numbers
+        done, ended, failed, skipped, alarms, alarm_step, examples, waited, norms, *vectors = numbers
         return LoopResult(
             steps=int(done),
             ended=bool(ended),
@@ -106,6 +109,7 @@ class CompiledLoop:
             skipped=int(skipped),
             alarms=int(alarms),
             alarm_step=int(alarm_step),
+            examples=float(examples),
             waited=float(waited),
             seconds=seconds,
             vectors=tuple(vectors),
@@ -127,13 +131,14 @@ class CompiledLoop:
                 result = self._replica_step(batch, step)
                 self._set_layout(result.stats)
                 vectors = self.layout.vectors(result.stats)
-                return (*vectors, result.finite, result.alarm, tf.reshape(result.norms, [-1]))
+                rows = tf.cast(result.stats["examples"].value, tf.float64)
+                return (*vectors, result.finite, result.alarm, rows, tf.reshape(result.norms, [-1]))
 
             outputs = self._strategy.run(replica, args=(batch,))
             return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
 
         def body(iterator: Any, first: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
-            i, _, failed, skipped, alarms, alarm_step, waited, before, norms, *totals = state
+            i, _, failed, skipped, alarms, alarm_step, examples, waited, before, norms, *totals = state
             if bounded:
                 batch, has_value = next(iterator), None
             else:
@@ -146,7 +151,7 @@ class CompiledLoop:
 
             def run(batch: Any) -> tuple[tf.Tensor, ...]:
                 number = first + tf.cast(i, tf.int64)
-                *new, finite, alarm, new_norms = one_step(batch, number)
+                *new, finite, alarm, rows, new_norms = one_step(batch, number)
                 with tf.control_dependencies([new[0], finite]):
                     end = tf.timestamp()
                 # A step skipped for its gradients alone still has figures.
@@ -164,6 +169,7 @@ class CompiledLoop:
                     skipped + tf.cast(tf.logical_not(finite), tf.int32),
                     alarms + tf.cast(alarm, tf.int32),
                     tf.where(alarm, number, alarm_step),
+                    examples + rows,
                     waited,
                     end,
                     kept,
@@ -173,14 +179,15 @@ class CompiledLoop:
 
             if has_value is None:
                 return run(batch)
-            end_of_data = (i, tf.constant(True), *state[2:6], waited, before, norms, *totals)
+            end_of_data = (i, tf.constant(True), *state[2:7], waited, before, norms, *totals)
             return tf.cond(has_value, lambda: run(optional.get_value()), lambda: end_of_data)
 
         def run_steps(iterator: Any, first: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, ...]:
             self.traces += 1  # runs while tracing only
             no, zero, empty = tf.constant(False), tf.constant(0), tf.zeros([0], tf.float64)
-            counts = (zero, zero, tf.constant(0, tf.int64))
-            state = (zero, no, no, *counts, tf.constant(0.0, tf.float64), tf.timestamp(), tf.zeros([0]), *[empty] * 4)
+            nothing = tf.constant(0.0, tf.float64)
+            counts = (zero, zero, tf.constant(0, tf.int64), nothing)
+            state = (zero, no, no, *counts, nothing, tf.timestamp(), tf.zeros([0]), *[empty] * 4)
             shapes = tuple(tf.TensorShape([None]) if s.shape.rank else s.shape for s in state)
             result = tf.while_loop(
                 lambda i, ended, failed, *_: (i < limit) & tf.logical_not(ended | failed),
@@ -189,7 +196,7 @@ class CompiledLoop:
                 shape_invariants=shapes,
                 parallel_iterations=1,
             )
-            return (*result[:7], *result[8:])
+            return (*result[:8], *result[9:])
 
         return run_steps
 
@@ -208,6 +215,21 @@ def _merge(total: tf.Tensor, new: tf.Tensor, combine: Callable[..., tf.Tensor]) 
     merged = tf.cond(tf.equal(tf.size(total), 0), lambda: new, lambda: combine(total, new))
     merged.set_shape([None])
     return merged
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raises the framework's own errors as they were: AutoGraph replaces them by others with long texts."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            inner = cause.__cause__ or cause.__context__
+            if isinstance(cause, LockstepError) and not isinstance(inner, LockstepError):
+                raise cause.with_traceback(cause.__traceback__) from None
+            cause = inner
+        raise
 
 
 def _leaves(batch: Any) -> list[tf.Tensor]:

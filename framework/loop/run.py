@@ -41,6 +41,8 @@ class Run:
 
     def __init__(self, trainer: Trainer):
         config = trainer.config
+        if config.run_dir:
+            files.check_folder(config.run_dir)
         self._trainer = trainer
         self._loop = self._make_loop()
         self._evaluation = Evaluation(trainer)
@@ -100,11 +102,14 @@ class Run:
             return {}
         t.build()
         evaluate = evaluate and self._evaluation.exists
-        if config.keep_best:
-            self.saving.check_best(self._evaluation.figure_names() if evaluate else [])
+        if config.keep_best or config.stop_when:
+            known = self._evaluation.figure_names() if evaluate else []
+            self.saving.check_best(known)
+            check_condition(config.stop_when, known)
         feed = self.source.open(goal)
-        self._start_files()
         self._hooks = list(t.hooks())
+        # From here on files are written: what can be refused has been.
+        self._start_files()
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         self._stop, status, reason = None, "failed", ""
@@ -116,6 +121,8 @@ class Run:
                     if isinstance(hook, Hook):
                         hook.begin(t)
                         started.append(hook)
+                if self._tensorboard is not None:
+                    self._tensorboard.train_writer  # noqa: B018 - made now: not while the step is traced
                 status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
                 self.saving.wait()
         except BaseException as error:
@@ -159,7 +166,9 @@ class Run:
             self._account(result, compiled)
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
-            self.say(self.alarms.look(result, self.saving.latest if result.alarms else None))
+            if result.alarms:
+                self.saving.wait()  # the message names the last checkpoint, which may still be being written
+                self.say(self.alarms.look(result, self.saving.latest))
             if result.failed:
                 feed, log = self._go_back(goal), Window()
                 continue
@@ -182,9 +191,9 @@ class Run:
                 if scheduled.trigger.fires(t.step, now):
                     scheduled.hook(t.step, window.figures(self._loop.layout))
                     window.clear()
-            if eval_at.fires(t.step, now):
-                self._evaluate_here()
-            if self._early_stop is not None and self._early_stop.reason:
+            if eval_at.fires(t.step, now) or (evaluate and t.step == goal):
+                self._evaluate_here()  # before the checkpoint of the same step, which keeps the figures
+            if self._early_stop is not None and self._early_stop.reason and t.step != goal:
                 status, reason = "stopped_early", self._early_stop.reason
                 break
             if save_at.fires(t.step, now):
@@ -197,8 +206,6 @@ class Run:
             self._record(log)
         if status == "done" and evaluate and self._evaluated_at != t.step:
             self._evaluate_here()
-            if self._early_stop is not None and self._early_stop.reason and not reason:
-                reason = self._early_stop.reason
         self._save()
         return status, reason
 
@@ -206,7 +213,7 @@ class Run:
         """Moves step and position by what was consumed, and books the time."""
         self._trainer.advance(result.steps - int(result.failed))
         if result.steps:
-            self.source.account(result, self._loop.layout.figures(result.vectors)["examples"])
+            self.source.account(result)
         self._skipped += result.skipped
         if compiled:
             self._ledger.add("train", result.seconds - result.waited)
@@ -255,6 +262,7 @@ class Run:
 
     def evaluate(self) -> dict[str, float]:
         """See ``Trainer.evaluate``."""
+        self._evaluation.check()
         self.restore()
         self._trainer.build()
         self._start_files()
@@ -297,6 +305,8 @@ class Run:
             return
         assert config.run_dir is not None
         files.write_config(t)
+        for name, text in t.run_files.items():
+            files.write_text(os.path.join(config.run_dir, name), text)
         self._log.append(MetricsLog(os.path.join(config.run_dir, "metrics.jsonl")))
         if config.tensorboard:
             self._tensorboard = TensorBoard(os.path.join(config.run_dir, "tensorboard"))
@@ -308,7 +318,7 @@ class Run:
     def _write_summary(self, status: str, reason: str) -> None:
         if self.writes:
             seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
-            counts = {"skipped": self._skipped, "alarms": self.alarms.count, "rollbacks": self.alarms.rollbacks}
+            counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
             files.write_summary(self._trainer, status, reason, self._results, seconds, counts)
 
     def say(self, line: str) -> None:
@@ -339,7 +349,9 @@ class Run:
             return
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         due = tf.equal(step % every, 0) & tf.equal(replica, 0)
-        with self._tensorboard.train_writer.as_default(step=step), tf.summary.record_if(due):
+        writer = self._tensorboard.train_writer
+        # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
+        with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
             yield
 
     @contextlib.contextmanager
@@ -361,6 +373,17 @@ class Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def check_condition(stop_when: str, known: list[str]) -> None:
+    """Refuses, before training, to stop by a figure that no evaluation gives."""
+    condition = parse_condition(stop_when)
+    if condition is None:
+        return
+    if not known:
+        raise ConfigError(f"stop_when={stop_when} without evaluation: there is nothing to look at; leave it out")
+    if not any(name == condition[0] or name.endswith("/" + condition[0]) for name in known):
+        raise ConfigError(f"stop_when={stop_when} but the evaluation gives {', '.join(known)}; name one of these")
 
 
 def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from framework.errors import ConfigError
-from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, open_feed
+from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, is_endless, open_feed
 from framework.loop.loop import LoopResult
 
 if TYPE_CHECKING:
@@ -58,17 +58,29 @@ class Source:
         return self.epochs * self.data.size
 
     @property
+    def _exists(self) -> bool:
+        from framework.loop.trainer import Trainer
+
+        return self._data is not None or type(self._trainer).train_data is not Trainer.train_data
+
+    @property
     def total_steps(self) -> int | None:
         """The step the run ends at, as far as config and data tell; None: at the end of data of unknown length."""
         config, limits = self._trainer.config, []
         if config.train_steps and config.train_steps > 0:
             limits.append(config.train_steps)
+        if not self._exists:
+            return min(limits, default=None)
         if self.total_examples is not None:
-            limits.append(-(-self.total_examples // config.global_batch_size))
+            # From the position on: an earlier part of the run may have had another batch size.
+            rest = max(0, self.total_examples - self.position.examples)
+            limits.append(self._trainer.step - -rest // config.global_batch_size)
         if self.epochs is not None and isinstance(self.data, tf.data.Dataset):
             batches = data_size(self.data)
             if batches is not None:
                 limits.append(self.epochs * batches)
+            elif is_endless(self.data):
+                raise ConfigError(f"train_epochs={self.epochs} but the training data is endless; pass --train_steps")
         return min(limits) if limits else None
 
     @property
@@ -80,6 +92,9 @@ class Source:
     def open(self, goal: int | None) -> Feed:
         """A feed from the position on, for a run that ends at step ``goal`` (None: at the end of the data)."""
         t = self._trainer
+        size = data_size(self.data) if isinstance(self.data, tf.data.Dataset) else None
+        if size and self.position.batches >= size:  # the pass was used up exactly
+            self.position.epoch, self.position.batches = self.position.epoch + 1, 0
         batch, total = t.config.global_batch_size, self.total_examples
         # A short last batch costs static shapes, so the end of the data is in the plan only if it is reached.
         short = (
@@ -112,14 +127,14 @@ class Source:
             return None
         return max(0, -(-(self._stop - self.position.examples) // self._trainer.config.global_batch_size))
 
-    def account(self, result: LoopResult, examples: float) -> None:
-        """Moves the position by what an inner loop consumed; ``examples`` as counted in the graph."""
+    def account(self, result: LoopResult) -> None:
+        """Moves the position by what an inner loop consumed."""
         if isinstance(self.data, Pipeline):
             self.position.examples += result.steps * self._trainer.config.global_batch_size
             if self._stop is not None:  # the last batch may have been short
                 self.position.examples = min(self.position.examples, self._stop)
         else:
-            self.position.examples += round(examples)
+            self.position.examples += round(result.examples)
             self.position.batches += result.steps
 
     def next_pass(self, goal: int | None, step: int, *, to_total: bool) -> tuple[Feed | None, str]:

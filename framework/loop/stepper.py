@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from framework.checkpoint.names import variable_names
+from framework.checkpoint.names import layers_of, trainable_variables, variable_names
 from framework.cluster import strategy as strategies
 from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import micro_parts
@@ -40,6 +40,7 @@ class Stepper:
         self._replica_state: ReplicaState | None = None
         self._generators: list[tf.Variable] = []
         self._warned: set[str] = set()
+        self._known: set[str] = set()  # names of the model's variables
         self.packs: list[dict[str, Any]] = []
         self.columns: list[str] = []  # names of the columns of the loop's ``norms``
         self.jit, self._jit_reason = _choose_jit(config.jit, trainer.choice.device)
@@ -57,7 +58,8 @@ class Stepper:
         """Makes the variables that belong to the step; in the scope, after model and optimizers."""
         t, config = self._trainer, self._trainer.config
         named = variable_names(t.model)
-        trainable = {native(v).ref() for v in t.model.trainable_variables}
+        self._known = set(named)
+        trainable = {native(v).ref() for v in trainable_variables(t.model)}
         rest = {name: v for name, v in named.items() if v.ref() not in trainable}
         self._generators = randomness.seed_generators(list(rest.values()), list(rest))
         generators = {v.ref() for v in self._generators}
@@ -194,6 +196,12 @@ class Stepper:
                 output = t.train_step(batch)
         finally:
             _thread.step = _thread.place = None
+        late = sorted(set(variable_names(t.model)) - self._known)
+        if late:
+            raise ConfigError(
+                f"the model made {', '.join(late)} in the first step, too late for slots and copies on the replicas; "
+                "make them in build_model"
+            )
         if not here.updates:
             raise LockstepError(
                 f"{type(t).__name__}.train_step returned without calling self.apply(...): nothing was updated"
@@ -261,8 +269,7 @@ def _rows(batch: Any) -> Stat:
 
 def _communicates(model: Any) -> bool:
     """Whether the forward pass itself reduces over replicas, which a loop in the graph does not allow."""
-    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else getattr(model, "submodules", ())
-    return any(getattr(layer, "synchronized", False) for layer in layers)
+    return any(getattr(layer, "synchronized", False) for layer in layers_of(model))
 
 
 def _choose_jit(asked: str, device: str) -> tuple[bool, str]:

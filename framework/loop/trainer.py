@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from framework import optimizers
-from framework.checkpoint.names import fresh_keras_names, variable_names
+from framework.checkpoint.names import fresh_keras_names, trainable_variables, unbuilt_layers, variable_names
 from framework.cluster import cluster as clusters
 from framework.cluster import devices
 from framework.cluster import strategy as strategies
@@ -22,6 +22,7 @@ from framework.loop.run import Run
 from framework.loop.stepper import Stepper
 from framework.optimizers.base import Optimizer
 from framework.step import gradients as step_gradients
+from framework.step import randomness
 from framework.step import reduce as step_reduce
 from framework.step.gradients import StepSums
 from framework.step.update import Update
@@ -62,6 +63,7 @@ class Trainer:
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
         self.strategy = strategies.build(self.choice, config, self.cluster)
+        self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
         self._step = 0
         self._model: Any = None
         self._optimizers: dict[str, Optimizer] = {}
@@ -209,6 +211,11 @@ class Trainer:
         return self._run.source.total_steps
 
     @property
+    def latest_checkpoint(self) -> int | None:
+        """Step of the newest checkpoint in the run folder; None: there is none."""
+        return self._run.saving.latest
+
+    @property
     def model(self) -> Any:
         """The model, built in the scope at the first use."""
         if self._model is None:
@@ -224,7 +231,7 @@ class Trainer:
     @property
     def trainable_variables(self) -> list[tf.Variable]:
         """The model's trainable variables, as TensorFlow's."""
-        return [step_gradients.native(v) for v in self.model.trainable_variables]
+        return [step_gradients.native(v) for v in trainable_variables(self.model)]
 
     @property
     def local_replicas(self) -> int:
@@ -296,7 +303,7 @@ class Trainer:
         with self.strategy.scope():
             built = self.build_optimizer()
             if not isinstance(built, Mapping):
-                built = {"": (built, model.trainable_variables)}
+                built = {"": (built, trainable_variables(model))}
             for key, pair in built.items():
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise ConfigError(
@@ -311,22 +318,27 @@ class Trainer:
             raise ConfigError(f"the optimizer {key!r} got no variables: the model has no trainable ones")
         optimizer = optimizers.as_optimizer(optimizer)
         # Keras variables as they are, not the TensorFlow variable inside: they carry constraints.
-        optimizer.build(list(variables), self._names_of(variables))
+        optimizer.build(list(variables), self._names_of(variables), frozen=self._frozen_names(variables))
         self._optimizers[key] = optimizer
 
     def refresh(self) -> None:
         """Call it after freezing or unfreezing layers: slots are made for new variables, and steps retrace once."""
         self.build()
-        variables = self.model.trainable_variables
+        variables = trainable_variables(self.model)
         with self.strategy.scope():
             if list(self._optimizers) == [""]:
-                self._optimizers[""].build(list(variables), self._names_of(variables))
+                names, frozen = self._names_of(variables), self._frozen_names(variables)
+                self._optimizers[""].build(list(variables), names, frozen=frozen)
             self.stepper.build()
         self._run.forget_traces()
 
     def _names_of(self, variables: Sequence[Any]) -> list[str]:
         names = {variable.ref(): name for name, variable in variable_names(self.model).items()}
         return [names[step_gradients.native(v).ref()] for v in variables]
+
+    def _frozen_names(self, variables: Sequence[Any]) -> list[str]:
+        """Names of the other variables: patterns of the optimizer may speak of what is frozen now."""
+        return sorted(set(variable_names(self.model)) - set(self._names_of(variables)))
 
     def _build_model(self) -> None:
         tf.keras.utils.set_random_seed(self.config.seed)
@@ -338,19 +350,39 @@ class Trainer:
                 model = self.build_model()
                 variable_names(model)  # refuses what is not a model
                 self._model = model
-                if not getattr(model, "built", True) or not variable_names(model):
+                if unbuilt_layers(model) or not variable_names(model):
                     self._build_lazily()
         finally:
             tf.keras.config.set_dtype_policy(policy)
 
     def _build_lazily(self) -> None:
-        """Creates the variables of layers that wait for their first call, in the scope, from the data's spec."""
-        feed = self._run.any_feed()
-        compute = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
-        compute.get_concrete_function(feed.element_spec)
+        """Creates the variables of layers that wait for their first call, in the scope, from the data's spec.
+
+        Raises:
+          ConfigError: a layer is still without them.
+        """
+        spec = self._run.any_feed().element_spec
+        place = randomness.Place(self.config.seed, tf.zeros([], tf.int64))
+        try:
+            # Evaluation: a training step would move moving statistics by an empty example.
+            with randomness.at(place):
+                self.loss_output(tf.nest.map_structure(_empty_example, spec), training=False)
+        except Exception:
+            if not unbuilt_layers(self._model) and variable_names(self._model):
+                return  # what it failed at came after the variables
+            trace = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
+            trace.get_concrete_function(spec)
 
     def _trace_loss(self, batch: Any) -> tf.Tensor:
-        return as_stats(self.loss_output(batch, training=True), "compute_loss")["loss"].value
+        return as_stats(self.loss_output(batch, training=False), "compute_loss")["loss"].value
+
+
+def _empty_example(spec: tf.TypeSpec) -> tf.Tensor:
+    """One example of zeros for a spec whose unknown dimensions are taken as 1."""
+    if not isinstance(spec, tf.TensorSpec):
+        raise TypeError(f"no zeros of {spec}")
+    shape = [1, *(d or 1 for d in spec.shape[1:])]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _choose(config: RunConfig, cluster: clusters.Cluster) -> strategies.Choice:

@@ -55,8 +55,9 @@ def gradients(
       compute: returns the replica's ``LossOutput``.
       variables: Keras or TensorFlow variables to differentiate for.
       scale: loss scale for float16; figures are not scaled.
-      examples: of the global batch. With a loss scale the sum that is differentiated is also divided by the number of its
-        terms, rounded to a power of two, so that float16 sees gradients of about a mean, as loss scales are made for.
+      examples: of the global batch. With a loss scale the sum that is differentiated is also divided by the number of
+        its terms, rounded to a power of two, so that float16 sees gradients of about a mean, as loss scales are made
+        for.
 
     Raises:
       ConfigError: the ``LossOutput`` breaks its rules.

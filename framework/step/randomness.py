@@ -35,7 +35,8 @@ class Place:
     def counter(self) -> tf.Tensor:
         """int64 scalar, different at every (step, micro-batch, replica); its low 8 bits are free for draws."""
         context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        # Outside of replicas, where a model is built, as on the first one.
+        replica = tf.cast(context.replica_id_in_sync_group if context else 0, tf.int64)
         micro = tf.cast(self.micro, tf.int64)
         return (
             tf.bitwise.left_shift(tf.cast(self.step, tf.int64), _STEP_SHIFT)

@@ -24,8 +24,8 @@ class Reduction:
         alone); one all-reduce a pack. 0: every tensor goes alone.
       options: ``tf.distribute.experimental.CommunicationOptions``.
       wire: dtype of gradients on the wire; other sums always go as they are.
-      wire_scale: gradients are multiplied by this power of two before they become ``wire``, and divided after: sums over a
-        batch would overflow float16.
+      wire_scale: gradients are multiplied by this power of two before they become ``wire``, and divided after: sums
+        over a batch would overflow float16.
       sparse: how ``tf.IndexedSlices`` go: ``dense``, ``sparse`` (indices and rows of all replicas are gathered), or
         ``auto``: sparse where the replicas' rows together are fewer than the variable's.
       report: is called while tracing with the plan of packs.
@@ -88,7 +88,7 @@ def _prefixed(prefix: str, stats: Mapping[str, Stat]) -> dict[str, Stat]:
 
 
 def local_norms(sums: StepSums, gradients: Sequence[Any]) -> tf.Tensor:
-    """float32 ``[1 + variables]``: this replica's loss sum, and the sum of squares of each gradient, scale taken out."""
+    """float32 ``[1 + variables]``: this replica's loss sum, and each gradient's sum of squares, without the scale."""
     loss = sums.stats["loss"].value if "loss" in sums.stats else tf.zeros([])
     squares = []
     for g in gradients:
@@ -113,8 +113,8 @@ def reduce_stats(stats: dict[str, Stat], how: Reduction | None = None) -> dict[s
 def all_gather(value: Any, axis: int = 0, options: Any = None) -> tf.Tensor:
     """``value`` of all replicas, joined along ``axis`` in the order of the replicas; call it in replica context.
 
-    Sizes along ``axis`` may differ. Its gradient is right for a loss that is summed over replicas: each replica gets the sum
-    of what all replicas' losses say about its part.
+    Sizes along ``axis`` may differ. Its gradient is right for a loss that is summed over replicas: each replica gets the
+    sum of what all replicas' losses say about its part.
 
     Raises:
       LockstepError: called outside a replica.

@@ -17,9 +17,9 @@ RULES = ("mean", "sum", "max", "first")
 class ReplicaState:
     """The non-trainable variables of a model, and how the copies that a step leaves on the replicas become one.
 
-    ``mean``: weighted by examples (moving statistics; the rule of floating variables unless told otherwise). ``max``: the
-    largest. ``sum``: the old value plus the changes of all replicas. ``first``: replicas change their copies alike, nothing is
-    sent (the rule of other variables).
+    ``mean``: weighted by examples (moving statistics; the rule of floating variables unless told otherwise). ``max``:
+    the largest. ``sum``: the old value plus the changes of all replicas. ``first``: replicas change their copies alike,
+    nothing is sent (the rule of other variables).
 
     Args:
       variables: name -> variable.
@@ -35,7 +35,8 @@ class ReplicaState:
                 raise ConfigError(f"replica_state[{pattern!r}]={rule!r} but it must be one of {', '.join(RULES)}")
             if not any(re.search(pattern, name) for name in variables):
                 raise ConfigError(
-                    f"replica_state[{pattern!r}] fits no non-trainable variable; there are {', '.join(variables) or 'none'}"
+                    f"replica_state[{pattern!r}] fits no non-trainable variable; there are "
+                    f"{', '.join(variables) or 'none'}"
                 )
         self._variables = dict(variables)
         self._rules = {name: self._rule(name, v, rules) for name, v in variables.items()}

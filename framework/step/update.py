@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from framework.errors import ConfigError, LockstepError
-from framework.optimizers.base import Optimizer
+from framework.optimizers.base import Optimizer, dense
 from framework.step.gradients import StepSums
 
 
@@ -86,7 +86,8 @@ def apply(
     rate = optimizer.learning_rate()
 
     def update() -> tf.Tensor:
-        optimizer.update([None if g is None else _final(g, factor, clip, optimizer) for g in sums.gradients])
+        pairs = zip(sums.gradients, sums.variables, strict=True)
+        optimizer.update([None if g is None else _final(g, v, factor, clip, optimizer) for g, v in pairs])
         if on_update is not None:
             on_update()
         return tf.constant(0)
@@ -101,7 +102,7 @@ def apply(
     return Update(finite, norm, rate)
 
 
-def _final(gradient: Any, factor: tf.Tensor, clip: Clip, optimizer: Optimizer) -> Any:
+def _final(gradient: Any, variable: Any, factor: tf.Tensor, clip: Clip, optimizer: Optimizer) -> Any:
     """The gradient as the optimizer gets it: mean, clipped, sparse only if the optimizer takes that."""
     values = _values(gradient) * tf.cast(factor, _values(gradient).dtype)
     if clip.value:
@@ -112,7 +113,7 @@ def _final(gradient: Any, factor: tf.Tensor, clip: Clip, optimizer: Optimizer) -
     if not isinstance(gradient, tf.IndexedSlices):
         return values
     sparse = tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return sparse if getattr(optimizer, "takes_sparse", False) else tf.convert_to_tensor(sparse)
+    return sparse if optimizer.takes_sparse else dense(sparse, variable)
 
 
 def _values(gradient: Any) -> tf.Tensor:
