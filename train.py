@@ -9,6 +9,7 @@ from collections.abc import Sequence
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported: its greeting hides ours
 
 from framework import flags
+from framework.errors import ConfigError
 from models.registry import Tasks
 
 
@@ -22,10 +23,11 @@ def train(command: flags.Command) -> int:
     if chatty:
         print(devices.discover().table(), flush=True)
     if command.mode == "eval":
+        if config.run_dir and trainer.latest_checkpoint is None:
+            raise ConfigError(f"mode=eval but run_dir={config.run_dir} has no checkpoint; train first, or pass another")
         results = {f"eval/{name}": value for name, value in trainer.evaluate().items()}
     else:
-        if config.run_dir and trainer.cluster.is_chief:
-            flags.write_flagfile(command)
+        trainer.run_files["flags.txt"] = flags.flagfile_text(command)
         results = trainer.train(evaluate=command.mode == "train_and_eval")
     if chatty and results:
         print("  ".join(f"{name} {value:.4g}" for name, value in results.items()))

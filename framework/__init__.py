@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from framework.loop.trainer import Trainer as Trainer
     from framework.step.gradients import StepSums as StepSums
     from framework.step.gradients import gradients as gradients
+    from framework.step.randomness import step_seed as step_seed
+    from framework.step.reduce import Reduction as Reduction
+    from framework.step.reduce import all_gather as all_gather
     from framework.step.reduce import reduce as reduce
     from framework.step.update import Update as Update
     from framework.step.update import apply as apply
@@ -63,6 +66,9 @@ _PUBLIC = {
     "Trainer": "framework.loop.trainer",
     "Trigger": "framework.hooks",
     "Update": "framework.step.update",
+    "all_gather": "framework.step.reduce",
+    "step_seed": "framework.step.randomness",
+    "Reduction": "framework.step.reduce",
     "When": "framework.hooks",
     "apply": "framework.step.update",
     "gradients": "framework.step.gradients",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from typing import Any
@@ -30,7 +31,8 @@ def _option(
     )
 
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "lars", "lion", "adafactor", "muon")
+DECAYING = OPTIMIZERS[2:]  # those that decay weights themselves
 SCHEDULES = ("constant", "cosine", "step", "polynomial")
 
 
@@ -59,7 +61,17 @@ class RunConfig:
         None, "run", "Total number of passes over the training data; with train_steps the smaller wins.", low=1
     )
     global_batch_size: int = _option(128, "run", "Examples per update, over all replicas and micro-batches.", low=1)
+    accumulate_steps: int = _option(
+        1,
+        "run",
+        "Micro-batches per update, one after the other; the batch of an update stays the same.",
+        low=1,
+        high=1024,
+    )
     seed: int = _option(0, "run", "Seed of weights, data order and noise.", low=0, high=2**31 - 1)
+    deterministic: bool = _option(
+        False, "run", "Only deterministic ops and a fixed order of input and reduction; slower. See docs."
+    )
     resume: str = _option(
         "auto",
         "run",
@@ -96,11 +108,41 @@ class RunConfig:
     all_reduce_pack_mb: float = _option(
         32.0, "cluster", "Tensors are joined into packs of at most this many MB before the all-reduce.", low=0.0
     )
+    gradient_dtype: str = _option(
+        "float32",
+        "cluster",
+        "dtype in which gradients cross the replicas; bfloat16 and float16 halve the bytes and round.",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    sparse_gradients: str = _option(
+        "auto",
+        "cluster",
+        "How gradients of embeddings cross the replicas: as a dense tensor, or as rows and indices. auto: by size.",
+        choices=("auto", "dense", "sparse"),
+    )
+    show_packs: bool = _option(False, "cluster", "Print the packs of the all-reduce: dtype, tensors, bytes.")
     gpu_thread_mode: str = _option(
         "gpu_private",
         "cluster",
         "TF_GPU_THREAD_MODE, set before the first op when GPUs are used and the variable is not set.",
         choices=("global", "gpu_private", "gpu_shared"),
+    )
+
+    # --- precision -----------------------------------------------------------------------------------------------
+    precision: str = _option(
+        "float32",
+        "precision",
+        "mixed: computations in half precision, float32 weights.",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    loss_scale: float = _option(
+        0.0, "precision", "mixed_float16: a fixed scale of the loss; 0: dynamic.", low=0.0, high=2.0**31
+    )
+    jit: str = _option(
+        "auto",
+        "precision",
+        "XLA for the local gradients, never for the all-reduce. auto says what it chose and why.",
+        choices=("auto", "on", "off"),
     )
 
     # --- optimizer -----------------------------------------------------------------------------------------------
@@ -116,19 +158,61 @@ class RunConfig:
     schedule_factor: float = _option(
         0.1, "optimizer", "step: the rate is multiplied by this at each boundary.", low=0.0
     )
-    momentum: float = _option(0.9, "optimizer", "sgd: momentum.", low=0.0, high=1.0)
+    momentum: float | None = _option(
+        None, "optimizer", "sgd, lars, muon: momentum. None: 0.9; muon 0.95.", low=0.0, high=1.0
+    )
     nesterov: bool = _option(False, "optimizer", "sgd: Nesterov momentum.")
-    beta_1: float = _option(0.9, "optimizer", "adam, adamw: decay of the first moment.", low=0.0, high=1.0)
-    beta_2: float = _option(0.999, "optimizer", "adam, adamw: decay of the second moment.", low=0.0, high=1.0)
-    epsilon: float = _option(1e-7, "optimizer", "adam, adamw: added to the root of the second moment.", low=0.0)
+    beta_1: float = _option(
+        0.9, "optimizer", "adam, adamw, lamb, lion, muon: decay of the first moment.", low=0.0, high=1.0
+    )
+    beta_2: float | None = _option(
+        None,
+        "optimizer",
+        "adam, adamw, lamb, muon: decay of the second moment; lion: of its only one. None: 0.999; lion 0.99.",
+        low=0.0,
+        high=1.0,
+    )
+    epsilon: float | None = _option(
+        None,
+        "optimizer",
+        "adam, adamw, lamb, muon: added to the root of the second moment. None: 1e-7; lamb 1e-6.",
+        low=0.0,
+    )
     weight_decay: float = _option(
-        0.0, "optimizer", "adamw: decoupled decay per unit of learning rate; other optimizers refuse it.", low=0.0
+        0.0,
+        "optimizer",
+        "Decay of weights per unit of learning rate; lars and lamb: before the trust ratio. sgd and adam refuse it.",
+        low=0.0,
+    )
+    decay_exclude: str = _option(
+        "",
+        "optimizer",
+        "Regular expressions, comma separated: a variable in whose name one is found is not decayed; lars, lamb: nor "
+        "scaled by a trust ratio. Usual: bias,gamma,beta.",
+    )
+    learning_rate_multipliers: str = _option(
+        "",
+        "optimizer",
+        "Factors of the learning rate by name, e.g. backbone=0.1,head=1.0: the first regular expression found counts; "
+        "0 freezes.",
+    )
+    muon_exclude: str = _option(
+        "",
+        "optimizer",
+        "muon: regular expressions, comma separated, of matrices for AdamW. Empty: names with embed, head or logits.",
     )
     clip_global_norm: float = _option(
         0.0, "optimizer", "Largest norm of all gradients together, after the reduction; 0: off.", low=0.0
     )
     clip_value: float = _option(
         0.0, "optimizer", "Largest absolute value of each gradient element, after the reduction; 0: off.", low=0.0
+    )
+
+    clip_norm: float = _option(
+        0.0, "optimizer", "Largest norm of each variable's gradient, after the reduction; 0: off.", low=0.0
+    )
+    ema_decay: float = _option(
+        0.0, "optimizer", "Keep a moving average of the weights and evaluate on it; 0: off.", low=0.0, high=1.0
     )
 
     # --- loop and hooks ------------------------------------------------------------------------------------------
@@ -157,7 +241,10 @@ class RunConfig:
         "stop",
         "checks",
         "What happens at a step whose loss or gradients are not finite; the update is never made.",
-        choices=("stop", "skip"),
+        choices=("stop", "skip", "rollback"),
+    )
+    nonfinite_budget: int = _option(
+        10, "checks", "skip, rollback: so many non-finite steps are borne; one more stops the run.", low=0
     )
 
     def __post_init__(self) -> None:
@@ -225,21 +312,41 @@ def _check_pairs(c: RunConfig) -> None:
         raise ConfigError(f"strategy=tpu with device={c.device}: pass --device=tpu or another strategy")
     if c.device == "tpu" and c.strategy not in ("auto", "tpu"):
         raise ConfigError(f"device=tpu with strategy={c.strategy}: pass --strategy=tpu or another device")
-    if c.weight_decay and c.optimizer != "adamw":
+    if c.weight_decay and c.optimizer not in DECAYING:
         raise ConfigError(
-            f"weight_decay={c.weight_decay} with optimizer={c.optimizer}: only adamw decays weights itself; "
+            f"weight_decay={c.weight_decay} with optimizer={c.optimizer}: only {', '.join(DECAYING)} decay weights; "
             "pass --optimizer=adamw, or return the penalty from compute_loss"
         )
+    if c.decay_exclude and c.optimizer not in DECAYING:
+        raise ConfigError(
+            f"decay_exclude={c.decay_exclude} with optimizer={c.optimizer}, which decays no weights; leave it out, or "
+            "pass --optimizer=adamw"
+        )
+    if c.muon_exclude and c.optimizer != "muon":
+        raise ConfigError(f"muon_exclude={c.muon_exclude} with optimizer={c.optimizer}: pass --optimizer=muon")
+    parse_patterns("decay_exclude", c.decay_exclude)
+    parse_patterns("muon_exclude", c.muon_exclude)
+    parse_multipliers(c.learning_rate_multipliers)
     if c.nesterov and c.optimizer != "sgd":
         raise ConfigError(f"nesterov=True with optimizer={c.optimizer}: pass --optimizer=sgd")
     if c.nesterov and c.momentum == 0.0:
         raise ConfigError("nesterov=True with momentum=0.0: Nesterov needs a momentum; pass --momentum=0.9")
-    if c.clip_global_norm and c.clip_value:
+    clips = [f"{n}={getattr(c, n)}" for n in ("clip_global_norm", "clip_norm", "clip_value") if getattr(c, n)]
+    if len(clips) > 1:
+        raise ConfigError(f"{' with '.join(clips)}: clip in one way; leave the others out")
+    if c.loss_scale and c.precision != "mixed_float16":
+        raise ConfigError(f"loss_scale={c.loss_scale} with precision={c.precision}: only mixed_float16 scales the loss")
+    if c.ema_decay >= 1.0:
+        raise ConfigError(f"ema_decay={c.ema_decay} but it must be below 1; for example ema_decay=0.999")
+    if c.accumulate_steps > c.global_batch_size:
         raise ConfigError(
-            f"clip_global_norm={c.clip_global_norm} with clip_value={c.clip_value}: clip in one way; leave one out"
+            f"accumulate_steps={c.accumulate_steps} with global_batch_size={c.global_batch_size}: a micro-batch needs "
+            "at least 1 example; accumulate_steps splits the global batch, it does not multiply it"
         )
+    if c.on_nonfinite == "rollback" and not c.run_dir:
+        raise ConfigError("on_nonfinite=rollback without run_dir: there is no checkpoint to go back to; pass --run_dir")
     for beta in ("beta_1", "beta_2"):
-        if getattr(c, beta) >= 1.0:
+        if (getattr(c, beta) or 0.0) >= 1.0:
             raise ConfigError(f"{beta}={getattr(c, beta)} but it must be below 1; for example {beta}=0.9")
     boundaries = parse_boundaries(c.schedule_boundaries)
     if (c.schedule == "step") != bool(boundaries):
@@ -271,6 +378,41 @@ def parse_boundaries(text: str) -> list[int]:
             f"schedule_boundaries={text!r} but it must be rising whole numbers; for example --schedule_boundaries=30,60"
         )
     return steps
+
+
+def parse_patterns(option: str, text: str) -> tuple[str, ...]:
+    """``"bias,gamma"`` -> ``("bias", "gamma")``; each a regular expression without a comma, or ConfigError."""
+    patterns = tuple(part.strip() for part in text.split(",")) if text else ()
+    for pattern in patterns:
+        try:
+            if not pattern:
+                raise re.error("it is empty and would fit everything")
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{option}={text!r} but {pattern!r} is no regular expression ({error}); for example "
+                f"--{option}=bias,gamma,beta"
+            ) from error
+    return patterns
+
+
+def parse_multipliers(text: str) -> dict[str, float]:
+    """``"backbone=0.1,head=1.0"`` -> ``{"backbone": 0.1, "head": 1.0}``, in this order, or ConfigError."""
+    multipliers: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        pattern, _, factor = part.rpartition("=")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = -1.0
+        if not pattern.strip() or not 0.0 <= value < math.inf:
+            raise ConfigError(
+                f"learning_rate_multipliers={text!r} but {part!r} is not PATTERN=NUMBER with a number of at least 0; "
+                "for example --learning_rate_multipliers=backbone=0.1,head=1.0"
+            )
+        multipliers[pattern.strip()] = value
+    parse_patterns("learning_rate_multipliers", ",".join(multipliers))
+    return multipliers
 
 
 def parse_best(text: str) -> tuple[str, str] | None:

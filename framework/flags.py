@@ -406,24 +406,6 @@ def _flagfile_line(spec: _Spec, value: Any) -> str:
     return line
 
 
-def write_flagfile(command: Command) -> None:
-    """Writes ``flags.txt`` to the run's folder: ``--flagfile=RUN_DIR/flags.txt`` repeats the run.
-
-    Raises:
-      ConfigError: a value cannot be written, or the folder cannot be made.
-    """
-    folder = command.config.run_dir
-    if not folder:
-        return
-    text = flagfile_text(command)
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, "flags.txt"), "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"run_dir={folder} cannot be written ({error.strerror}); pass another --run_dir") from error
-
-
 def run(main: Callable[[Command], int | None], argv: Sequence[str] | None = None, *, tasks: Mapping[str, type]) -> int:
     """Parses ``argv`` (``sys.argv`` if None), calls ``main`` and returns the exit code of the process.
 

@@ -31,7 +31,8 @@ def register(name: str) -> Any:
         if name in _BUILT_IN and _BUILT_IN[name] != (task.__module__, task.__qualname__):
             raise ConfigError(f"task {name!r} is registered by {where} and by {'.'.join(_BUILT_IN[name])}; rename one")
         other = _registered.get(name)
-        if other is not None and other is not task:
+        # The same place again is a script or a notebook cell that was run again.
+        if other is not None and (other.__module__, other.__qualname__) != (task.__module__, task.__qualname__):
             raise ConfigError(
                 f"task {name!r} is registered by {where} and by {other.__module__}.{other.__qualname__}; rename one"
             )

@@ -55,11 +55,11 @@ def resolve(config: RunConfig, environ: Mapping[str, str] | None = None) -> Clus
     if config.cluster == "none":
         return Cluster()
     text = environ.get("TF_CONFIG", "")
-    if text.strip():
-        return _from_tf_config(text)
-    if config.cluster == "tf_config":
-        raise ConfigError(f"cluster=tf_config but TF_CONFIG is not set; for example TF_CONFIG='{SAMPLE}'")
-    return Cluster()
+    cluster = _from_tf_config(text) if text.strip() else Cluster()
+    if config.cluster == "tf_config" and not cluster.workers:
+        what = "names no worker" if text.strip() else "is not set"
+        raise ConfigError(f"cluster=tf_config but TF_CONFIG {what}; for example TF_CONFIG='{SAMPLE}'")
+    return cluster
 
 
 def _from_flags(config: RunConfig) -> Cluster:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from framework.cluster.cluster import Cluster
@@ -37,6 +39,7 @@ class Choice:
     def describe(self) -> str:
         """One line for people."""
         count = f"{self.num_replicas} replica{'s' * (self.num_replicas != 1)}" if self.num_replicas else "all cores"
+        count += " a worker" * (self.kind == "multi_worker")
         return f"strategy: {self.kind}, {count} on {self.device.upper()} ({self.reason}); all-reduce: {self.all_reduce}"
 
 
@@ -54,7 +57,8 @@ def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) ->
     """
     device = config.device
     if device == "auto":
-        device = "tpu" if has_tpu or config.strategy == "tpu" else "gpu" if num_gpus else "cpu"
+        may_be_tpu = has_tpu and config.strategy in ("auto", "tpu")
+        device = "tpu" if may_be_tpu or config.strategy == "tpu" else "gpu" if num_gpus else "cpu"
     if device == "gpu" and not num_gpus:
         raise ConfigError(
             "device=gpu but TensorFlow sees no GPU; `python -m framework.doctor` says why, or pass --device=cpu"
@@ -97,9 +101,9 @@ def _kind(config: RunConfig, cluster: Cluster, device: str, replicas: int) -> tu
             "--workers=host1:2222,host2:2222 --worker_index=0"
         )
     if asked in ("one_device", "mirrored") and cluster.workers:
+        cure = "leave --workers out" if cluster.source == "flags" else "--cluster=none to ignore them"
         raise ConfigError(
-            f"strategy={asked} but {cluster.source} names {workers} workers; "
-            "pass --strategy=multi_worker, or --cluster=none to ignore them"
+            f"strategy={asked} but {cluster.source} names {workers} workers; pass --strategy=multi_worker, or {cure}"
         )
     if asked == "tpu" or device == "tpu":
         return "tpu", "a TPU was found" if asked == "auto" else "as asked"
@@ -189,16 +193,43 @@ def build(choice: Choice, config: RunConfig, cluster: Cluster) -> Any:
         task_type="worker",
         task_id=cluster.index,
         rpc_layer="grpc",
+        # Without this TensorFlow takes a worker for one without GPUs.
+        num_accelerators={"GPU": choice.num_replicas} if choice.device == "gpu" else {},
     )
+    several = _cpu_devices(choice.num_replicas) if choice.device == "cpu" else contextlib.nullcontext()
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver, communication_options=communication_options(choice, config)
-        )
+        with several:
+            return tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=resolver, communication_options=communication_options(choice, config)
+            )
     except RuntimeError as error:
         raise ConfigError(
             "the multi-worker strategy must be made before TensorFlow's first op; make the Trainer first "
             f"({str(error).splitlines()[0]})"
         ) from error
+
+
+@contextlib.contextmanager
+def _cpu_devices(count: int) -> Iterator[None]:
+    """Makes TensorFlow use ``count`` logical CPU devices of this worker inside the block; by itself it uses one.
+
+    It asks the resolver for GPUs and TPUs only, so the method that lists a worker's devices is replaced; a test on two
+    workers with two devices each fails when its name changes.
+    """
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    kind = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    before = kind._initialize_local_devices
+
+    def devices(self: Any, resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        del self, resolver
+        return tuple(f"{worker_device}/device:CPU:{i}" for i in range(count)), "CPU"
+
+    kind._initialize_local_devices = devices
+    try:
+        yield
+    finally:
+        kind._initialize_local_devices = before
 
 
 def communication_options(choice: Choice, config: RunConfig) -> Any:

@@ -41,7 +41,7 @@ class TensorBoard(Hook):
     def begin(self, trainer: Trainer) -> None:
         self._resumed_at = int(trainer.step)
         for folder in self._folders.values():
-            folder.mark_restart(self._resumed_at + 1)
+            folder.go_back_to(self._resumed_at)
 
     def __call__(self, step: int, values: Values) -> None:
         self._folder("train", step).scalars(step, values)
@@ -58,9 +58,9 @@ class TensorBoard(Hook):
             tf.summary.graph(graph)
 
     def end(self, step: int, status: str) -> None:
+        # Not closed: a compiled step with summaries of the user's holds the writer, and may run again.
         for folder in self._folders.values():
-            folder.writer.close()
-        self._folders.clear()
+            folder.writer.flush()
         # An evaluation after the end is of this step, and the points up to here are of this run.
         self._resumed_at = int(step)
 
@@ -96,6 +96,12 @@ class _Folder:
         with self.writer.as_default(), tf.summary.record_if(True):
             for name, value in values.items():
                 tf.summary.scalar(name, value, step=step)
+
+    def go_back_to(self, step: int) -> None:
+        """Strikes the points of this writer behind ``step``, if there are any."""
+        if self._last is not None and self._last > step:
+            self.mark_restart(step + 1)
+            self._last = step
 
     def mark_restart(self, step: int) -> None:
         """Tells a TensorBoard that has this folder open to forget its points at ``step`` and later.

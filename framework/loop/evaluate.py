@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from framework.errors import ConfigError
-from framework.loop.feed import BatchPlan, Feed, Pipeline, Position, open_feed
+from framework.loop.feed import BatchPlan, Feed, Pipeline, Position, is_endless, open_feed
 from framework.loop.loop import CompiledLoop
 from framework.loop.window import Window
 
@@ -41,11 +41,16 @@ class Evaluation:
         Raises:
           ConfigError: a set has no example, or no end.
         """
+        self.check()
+        with self._trainer.averaged_weights():
+            return {name: self._run_one(name, feed, loop) for name, (feed, loop) in self._open().items()}
+
+    def check(self) -> None:
+        """Raises ConfigError if there is no evaluation data."""
         if not self._open():
             raise ConfigError(
                 f"{type(self._trainer).__name__} has no evaluation data; write eval_data, or pass --mode=train"
             )
-        return {name: self._run_one(name, feed, loop) for name, (feed, loop) in self._open().items()}
 
     def figure_names(self) -> list[str]:
         """Names of the scalar figures an evaluation gives, from tracing one step on the data's spec."""
@@ -86,7 +91,7 @@ class Evaluation:
         config, replicas = trainer.config, trainer.strategy.num_replicas_in_sync
         endless = isinstance(data, Pipeline) and data.size is None
         if isinstance(data, tf.data.Dataset):
-            endless = int(data.cardinality().numpy()) == tf.data.INFINITE_CARDINALITY
+            endless = is_endless(data)
         if endless:
             raise ConfigError(f"the evaluation set {name or 'eval_data'} has no end; take(n) of it")
         plan = BatchPlan(
@@ -98,5 +103,5 @@ class Evaluation:
             seed=config.seed,
             training=False,
         )
-        loop = CompiledLoop(trainer.strategy, trainer.replica_eval, stop_on_nonfinite=False)
+        loop = CompiledLoop(trainer.strategy, trainer.stepper.evaluate, stop_on_alarm=False)
         return open_feed(data, trainer.strategy, plan, Position()), loop

@@ -14,15 +14,17 @@ from framework.errors import ConfigError
 class BatchPlan:
     """Which positions of the stream of examples each replica gets at each step.
 
-    Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. Replica r gets a
-    contiguous part of it; sizes differ by at most one row, the first replicas have the larger ones, and a part may
-    be empty. Every replica gets a part of every batch, so nobody has to ask the others whether there is more.
+    Global batch t holds positions ``[start + t * B, start + (t + 1) * B)``, cut at ``stop``. It is cut into
+    ``accumulate_steps`` micro-batches, and each of these into one part for each replica; sizes differ by at most one
+    row, and a part may be empty. So a micro-batch holds the same examples whatever the number of replicas. Every
+    replica gets a part of every batch, so nobody has to ask the others whether there is more.
 
     Attributes:
       global_batch_size: B, examples per step over all replicas.
       num_replicas: over all workers.
       first_replica: of this worker.
       local_replicas: on this worker.
+      accumulate_steps: micro-batches in a batch.
       start: position of the first example, counted from the beginning of the run.
       stop: position after the last one; None: no end.
       seed: of order and augmentation.
@@ -33,6 +35,7 @@ class BatchPlan:
     num_replicas: int = 1
     first_replica: int = 0
     local_replicas: int = 1
+    accumulate_steps: int = 1
     start: int = 0
     stop: int | None = None
     seed: int = 0
@@ -46,7 +49,7 @@ class BatchPlan:
     @property
     def static_rows(self) -> int | None:
         """Rows of every part of every batch, if that is one number; else None."""
-        if self.global_batch_size % self.num_replicas:
+        if self.global_batch_size % (self.num_replicas * self.accumulate_steps):
             return None
         if self.stop is not None and (self.stop - self.start) % self.global_batch_size:
             return None
@@ -55,7 +58,8 @@ class BatchPlan:
     def positions(self) -> tf.data.Dataset:
         """Endless dataset of int64 ``[rows]``: positions for this worker's replicas in turn, step after step.
 
-        After ``stop`` the parts are empty: whoever iterates knows the number of batches.
+        A replica's rows are those of its first micro-batch, then of its second, and so on. After ``stop`` the parts are
+        empty: whoever iterates knows the number of batches.
         """
 
         def part(i: tf.Tensor) -> tf.Tensor:
@@ -64,12 +68,28 @@ class BatchPlan:
             count = tf.constant(self.global_batch_size, tf.int64)
             if self.stop is not None:
                 count = tf.clip_by_value(self.stop - low, 0, count)
-            share, more = count // self.num_replicas, count % self.num_replicas
-            first = low + replica * share + tf.minimum(replica, more)
-            rows = tf.range(first, first + share + tf.cast(replica < more, tf.int64))
+            starts, sizes = micro_parts(count, self.accumulate_steps, replica, self.num_replicas)
+            rows = tf.ragged.range(low + starts, low + starts + sizes).values
             return tf.ensure_shape(rows, [self.static_rows])
 
         return tf.data.Dataset.counter().map(part)
+
+
+def micro_parts(count: tf.Tensor, micros: int, replica: tf.Tensor, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where a replica's part of each micro-batch starts in a batch of ``count`` rows, and its size: int64 ``[micros]``.
+
+    The larger parts go round: replica r has place (r + k) mod N in micro-batch k, so that none gets all of them.
+    """
+    k = tf.range(micros, dtype=tf.int64)
+    micro_start, micro_size = _share(count, micros, k)
+    start, size = _share(micro_size, replicas, (tf.cast(replica, tf.int64) + k) % replicas)
+    return micro_start + start, size
+
+
+def _share(total: tf.Tensor, parts: int, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Start and size of part i of ``total`` rows, the first parts having the larger sizes."""
+    share, more = total // parts, total % parts
+    return i * share + tf.minimum(i, more), share + tf.cast(i < more, tf.int64)
 
 
 @runtime_checkable
@@ -126,7 +146,7 @@ def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, pos
       ConfigError: ``data`` is nothing that can be read, or has no examples.
     """
     if isinstance(data, tf.data.Dataset):
-        endless = _cardinality(data) == tf.data.INFINITE_CARDINALITY
+        endless = is_endless(data)
         rest = data.skip(position.batches) if position.batches else data
         distributed = strategy.experimental_distribute_dataset(rest)
         return Feed(distributed, limit=None, bounded=endless)
@@ -155,6 +175,11 @@ def data_size(data: Data) -> int | None:
         count = _cardinality(data)
         return count if count >= 0 else None
     return data.size if isinstance(data, Pipeline) else None
+
+
+def is_endless(data: tf.data.Dataset) -> bool:
+    """Whether TensorFlow knows that a dataset has no end."""
+    return _cardinality(data) == tf.data.INFINITE_CARDINALITY
 
 
 def _cardinality(data: tf.data.Dataset) -> int:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from framework.errors import ConfigError
+
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
@@ -29,14 +31,33 @@ def versions() -> dict[str, str]:
     }
 
 
-def write_json(path: str, value: Any) -> None:
-    """Writes ``value`` so that a reader sees the old file or the new one whole. NaN and infinity become null."""
+def check_folder(path: str) -> None:
+    """Refuses a run folder that cannot be one, before anything starts; makes nothing.
+
+    Raises:
+      ConfigError: it, or a folder it would be in, is a file; or it may not be written.
+    """
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise ConfigError(f"run_dir={path} but {there} is not a folder; pass another --run_dir")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"run_dir={path} but {there} may not be written (Permission denied); pass another --run_dir")
+
+
+def write_text(path: str, text: str) -> None:
+    """Writes ``text`` so that a reader sees the old file or the new one whole."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.tmp-{os.getpid()}"
     with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(_finite(value), file, indent=2, allow_nan=False)
-        file.write("\n")
+        file.write(text)
     os.replace(temporary, path)
+
+
+def write_json(path: str, value: Any) -> None:
+    """Writes ``value`` so that a reader sees the old file or the new one whole. NaN and infinity become null."""
+    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -55,6 +76,7 @@ def write_config(trainer: Trainer) -> None:
         "options": vars(trainer.options) if trainer.options is not None else {},
         "strategy": {"kind": choice.kind, "device": choice.device, "all_reduce": choice.all_reduce}
         | {"num_replicas": trainer.strategy.num_replicas_in_sync, "reason": choice.reason},
+        "all_reduce_packs": trainer.stepper.packs,
         "workers": list(trainer.cluster.workers),
         "versions": versions(),
         "command": sys.argv,
@@ -68,7 +90,7 @@ def write_summary(
     reason: str,
     metrics: Mapping[str, float],
     seconds: Mapping[str, float],
-    skipped: int,
+    counts: Mapping[str, int],
 ) -> None:
     """Writes how the run ended; ``seconds`` are of this process, by class."""
     assert trainer.config.run_dir is not None
@@ -78,7 +100,7 @@ def write_summary(
         "step": trainer.step,
         "examples": trainer.examples_seen,
         "metrics": dict(metrics),
-        "nonfinite_steps": skipped,
+        **counts,
         "seconds": dict(seconds),
         "checks": {"finite": "every step"},
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,18 @@ _COMBINE = (
     (tf.minimum, np.float64(np.inf)),
 )
 
-# One replica's step: (batch, step number) -> figures already reduced over replicas, and whether an update was made.
-ReplicaStep = Callable[[Any, tf.Tensor], tuple[dict[str, Stat], tf.Tensor]]
+
+class StepResult(NamedTuple):
+    """What one step gives on each replica, equal on all of them."""
+
+    stats: dict[str, Stat]  # reduced over replicas
+    finite: tf.Tensor  # bool: the update was made
+    alarm: tf.Tensor  # bool: it was not, and a loss scale is not to blame
+    norms: tf.Tensor  # float32 [replicas, 1 + variables]: see StepSums.norms; of any size where there is none
+
+
+# (one replica's batch, the step's number) -> its result; called in replica context while tracing.
+ReplicaStep = Callable[[Any, tf.Tensor], StepResult]
 
 
 class LoopResult(NamedTuple):
@@ -30,12 +41,17 @@ class LoopResult(NamedTuple):
 
     steps: int  # batches consumed
     ended: bool  # the data ended
-    failed: bool  # the last step was not finite, and the loop stopped there
+    failed: bool  # the last step raised an alarm, and the loop stopped there
     skipped: int  # steps without an update
+    alarms: int  # of these, the ones that no loss scale explains
+    alarm_step: int  # number of the last of them, or 0
+    examples: float  # delivered, also to steps without an update
     waited: float  # seconds the devices had nothing to do but wait for the next batch
     seconds: float  # wall clock of the call
-    vectors: tuple[np.ndarray, ...]  # figures of the finite steps, in the layout's order: sums, maxima, minima, last
-    last_sums: np.ndarray  # sums of the last step alone, finite or not
+    vectors: tuple[
+        np.ndarray, ...
+    ]  # figures of the steps with finite sums, in the layout's order: sums, maxima, minima, last
+    norms: np.ndarray  # of the last alarm, flat: see StepSums.norms
 
 
 class CompiledLoop:
@@ -44,13 +60,13 @@ class CompiledLoop:
     Args:
       strategy: the distribution strategy.
       replica_step: see ``ReplicaStep``; called in replica context while tracing.
-      stop_on_nonfinite: leave the loop at the first step that is not finite.
+      stop_on_alarm: leave the loop at the first alarm.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, replica_step: ReplicaStep, *, stop_on_nonfinite: bool = True):
+    def __init__(self, strategy: tf.distribute.Strategy, replica_step: ReplicaStep, *, stop_on_alarm: bool = True):
         self._strategy = strategy
         self._replica_step = replica_step
-        self._stop_on_nonfinite = stop_on_nonfinite
+        self._stop_on_alarm = stop_on_alarm
         self._layout: StatLayout | None = None
         self._functions: dict[bool, Any] = {}
         self.traces = 0
@@ -72,21 +88,32 @@ class CompiledLoop:
 
     def trace(self, feed: Feed) -> StatLayout:
         """Traces without running, and returns the layout of the figures."""
-        self._function(feed).get_concrete_function(feed.iterator, tf.constant(1, tf.int64), tf.constant(1))
+        with _own_errors():
+            self._function(feed).get_concrete_function(feed.iterator, tf.constant(1, tf.int64), tf.constant(1))
         return self.layout
 
     def __call__(self, feed: Feed, first_step: int, steps: int) -> LoopResult:
         """Runs up to ``steps`` steps, the first of which has number ``first_step``, and waits for the devices."""
         function = self._function(feed)
         start = time.perf_counter()
+        with _own_errors():
+            tensors = function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
         # One transfer for everything; reading the values is also what waits for the devices.
-        numbers = [
-            np.asarray(t) for t in function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
-        ]
+        numbers = [np.asarray(t) for t in tensors]
         seconds = time.perf_counter() - start
-        done, ended, failed, skipped, waited, last_sums, *vectors = numbers
+        done, ended, failed, skipped, alarms, alarm_step, examples, waited, norms, *vectors = numbers
         return LoopResult(
-            int(done), bool(ended), bool(failed), int(skipped), float(waited), seconds, tuple(vectors), last_sums
+            steps=int(done),
+            ended=bool(ended),
+            failed=bool(failed),
+            skipped=int(skipped),
+            alarms=int(alarms),
+            alarm_step=int(alarm_step),
+            examples=float(examples),
+            waited=float(waited),
+            seconds=seconds,
+            vectors=tuple(vectors),
+            norms=norms,
         )
 
     def graph(self) -> tf.Graph | None:
@@ -101,15 +128,17 @@ class CompiledLoop:
             """One step of all replicas; the figures come back equal from each, the first one's are taken."""
 
             def replica(batch: Any) -> tuple[tf.Tensor, ...]:
-                stats, finite = self._replica_step(batch, step)
-                self._set_layout(stats)
-                return (*self.layout.vectors(stats), finite)
+                result = self._replica_step(batch, step)
+                self._set_layout(result.stats)
+                vectors = self.layout.vectors(result.stats)
+                rows = tf.cast(result.stats["examples"].value, tf.float64)
+                return (*vectors, result.finite, result.alarm, rows, tf.reshape(result.norms, [-1]))
 
             outputs = self._strategy.run(replica, args=(batch,))
             return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
 
         def body(iterator: Any, first: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
-            i, _, failed, skipped, waited, before, last_sums, *totals = state
+            i, _, failed, skipped, alarms, alarm_step, examples, waited, before, norms, *totals = state
             if bounded:
                 batch, has_value = next(iterator), None
             else:
@@ -121,35 +150,45 @@ class CompiledLoop:
             waited += tf.maximum(ready - before, 0.0)
 
             def run(batch: Any) -> tuple[tf.Tensor, ...]:
-                *new, finite = one_step(batch, first + tf.cast(i, tf.int64))
+                number = first + tf.cast(i, tf.int64)
+                *new, finite, alarm, rows, new_norms = one_step(batch, number)
                 with tf.control_dependencies([new[0], finite]):
                     end = tf.timestamp()
+                # A step skipped for its gradients alone still has figures.
+                usable = tf.reduce_all(tf.math.is_finite(new[0]))
                 merged = [
-                    _merge(total, tf.where(finite, part, tf.fill(tf.shape(part), neutral)), combine)
+                    _merge(total, tf.where(usable, part, tf.fill(tf.shape(part), neutral)), combine)
                     for total, part, (combine, neutral) in zip(totals[:3], new, _COMBINE, strict=False)
                 ]
+                kept = tf.cond(alarm, lambda: new_norms, lambda: norms)
+                kept.set_shape([None])
                 return (
                     i + 1,
                     tf.constant(False),
-                    tf.logical_not(finite) if self._stop_on_nonfinite else failed,
+                    alarm if self._stop_on_alarm else failed,
                     skipped + tf.cast(tf.logical_not(finite), tf.int32),
+                    alarms + tf.cast(alarm, tf.int32),
+                    tf.where(alarm, number, alarm_step),
+                    examples + rows,
                     waited,
                     end,
-                    new[0],
+                    kept,
                     *merged,
                     new[3],
                 )
 
             if has_value is None:
                 return run(batch)
-            end_of_data = (i, tf.constant(True), failed, skipped, waited, before, last_sums, *totals)
+            end_of_data = (i, tf.constant(True), *state[2:7], waited, before, norms, *totals)
             return tf.cond(has_value, lambda: run(optional.get_value()), lambda: end_of_data)
 
         def run_steps(iterator: Any, first: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, ...]:
             self.traces += 1  # runs while tracing only
             no, zero, empty = tf.constant(False), tf.constant(0), tf.zeros([0], tf.float64)
-            state = (zero, no, no, zero, tf.constant(0.0, tf.float64), tf.timestamp(), *[empty] * 5)
-            shapes = tuple(tf.TensorShape([None]) if s is empty else s.shape for s in state)
+            nothing = tf.constant(0.0, tf.float64)
+            counts = (zero, zero, tf.constant(0, tf.int64), nothing)
+            state = (zero, no, no, *counts, nothing, tf.timestamp(), tf.zeros([0]), *[empty] * 4)
+            shapes = tuple(tf.TensorShape([None]) if s.shape.rank else s.shape for s in state)
             result = tf.while_loop(
                 lambda i, ended, failed, *_: (i < limit) & tf.logical_not(ended | failed),
                 lambda *state: body(iterator, first, state),
@@ -157,8 +196,7 @@ class CompiledLoop:
                 shape_invariants=shapes,
                 parallel_iterations=1,
             )
-            done, ended, failed, skipped, waited, _, *vectors = result
-            return (done, ended, failed, skipped, waited, *vectors)
+            return (*result[:8], *result[9:])
 
         return run_steps
 
@@ -177,6 +215,21 @@ def _merge(total: tf.Tensor, new: tf.Tensor, combine: Callable[..., tf.Tensor]) 
     merged = tf.cond(tf.equal(tf.size(total), 0), lambda: new, lambda: combine(total, new))
     merged.set_shape([None])
     return merged
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raises the framework's own errors as they were: AutoGraph replaces them by others with long texts."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            inner = cause.__cause__ or cause.__context__
+            if isinstance(cause, LockstepError) and not isinstance(inner, LockstepError):
+                raise cause.with_traceback(cause.__traceback__) from None
+            cause = inner
+        raise
 
 
 def _leaves(batch: Any) -> list[tf.Tensor]:

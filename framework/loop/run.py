@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import signal
@@ -15,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from framework.config import parse_condition
-from framework.errors import CheckFailed, ConfigError, LockstepError, Preempted
+from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
 from framework.loop import files
+from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation
 from framework.loop.feed import Feed
 from framework.loop.loop import CompiledLoop, LoopResult
@@ -39,11 +41,14 @@ class Run:
 
     def __init__(self, trainer: Trainer):
         config = trainer.config
+        if config.run_dir:
+            files.check_folder(config.run_dir)
         self._trainer = trainer
         self._loop = self._make_loop()
         self._evaluation = Evaluation(trainer)
         self.source = Source(trainer)
         self.saving = Saving(trainer)
+        self.alarms = Alarms(trainer)
         self._trained = False
         self._stop: str | None = None  # status to end with, asked for by a signal
         self._per_loop = config.steps_per_loop or 1
@@ -52,13 +57,18 @@ class Run:
         self._results: dict[str, float] = {}
         self._skipped = 0
         self._log: list[Hook] = []
+        self._hooks: list[Scheduled] = []
         self._tensorboard: TensorBoard | None = None
         self._early_stop: EarlyStop | None = None
         self.writes = bool(config.run_dir) and trainer.cluster.is_chief
 
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
-        return CompiledLoop(t.strategy, t.replica_train, stop_on_nonfinite=t.config.on_nonfinite == "stop")
+        return CompiledLoop(t.strategy, self._replica_step, stop_on_alarm=t.config.on_nonfinite != "skip")
+
+    def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:
+        with self.summaries(step):
+            return self._trainer.stepper.train(batch, step)
 
     def any_feed(self) -> Feed:
         """A feed of the training data, or of evaluation data where there is no other, for its element spec."""
@@ -92,11 +102,15 @@ class Run:
             return {}
         t.build()
         evaluate = evaluate and self._evaluation.exists
-        if config.keep_best:
-            self.saving.check_best(self._evaluation.figure_names() if evaluate else [])
+        if config.keep_best or config.stop_when:
+            known = self._evaluation.figure_names() if evaluate else []
+            self.saving.check_best(known)
+            check_condition(config.stop_when, known)
         feed = self.source.open(goal)
+        self._hooks = list(t.hooks())
+        # From here on files are written: what can be refused has been.
         self._start_files()
-        hooks = [(s, Window()) for s in t.hooks()]
+        hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         self._stop, status, reason = None, "failed", ""
         self._ledger.start()
@@ -107,6 +121,8 @@ class Run:
                     if isinstance(hook, Hook):
                         hook.begin(t)
                         started.append(hook)
+                if self._tensorboard is not None:
+                    self._tensorboard.train_writer  # noqa: B018 - made now: not while the step is traced
                 status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
                 self.saving.wait()
         except BaseException as error:
@@ -139,16 +155,23 @@ class Run:
         for trigger in triggers:
             trigger.begin(t.step, time.monotonic())
         log, status, reason, compiled = Window(), "done", "", False
-        while goal is None or t.step < goal:
+        if config.on_nonfinite == "rollback":
+            self._save()  # there must be something to go back to
+        while (goal is None or t.step < goal) and self.source.batches_left != 0:
             boundary = min(trigger.next_step(t.step) for trigger in triggers)
             limit = min(boundary, math.inf if goal is None else goal) - t.step
+            limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
+            if result.alarms:
+                self.saving.wait()  # the message names the last checkpoint, which may still be being written
+                self.say(self.alarms.look(result, self.saving.latest))
             if result.failed:
-                raise CheckFailed(self._nonfinite_message(result))
+                feed, log = self._go_back(goal), Window()
+                continue
             if not compiled and result.steps:
                 self._after_first_step(result)
                 compiled = True
@@ -168,9 +191,9 @@ class Run:
                 if scheduled.trigger.fires(t.step, now):
                     scheduled.hook(t.step, window.figures(self._loop.layout))
                     window.clear()
-            if eval_at.fires(t.step, now):
-                self._evaluate_here()
-            if self._early_stop is not None and self._early_stop.reason:
+            if eval_at.fires(t.step, now) or (evaluate and t.step == goal):
+                self._evaluate_here()  # before the checkpoint of the same step, which keeps the figures
+            if self._early_stop is not None and self._early_stop.reason and t.step != goal:
                 status, reason = "stopped_early", self._early_stop.reason
                 break
             if save_at.fires(t.step, now):
@@ -183,8 +206,6 @@ class Run:
             self._record(log)
         if status == "done" and evaluate and self._evaluated_at != t.step:
             self._evaluate_here()
-            if self._early_stop is not None and self._early_stop.reason and not reason:
-                reason = self._early_stop.reason
         self._save()
         return status, reason
 
@@ -192,13 +213,23 @@ class Run:
         """Moves step and position by what was consumed, and books the time."""
         self._trainer.advance(result.steps - int(result.failed))
         if result.steps:
-            self.source.account(result, self._loop.layout.figures(result.vectors)["examples"])
+            self.source.account(result)
         self._skipped += result.skipped
         if compiled:
             self._ledger.add("train", result.seconds - result.waited)
             self._ledger.add("input_wait", result.waited)
         else:
             self._ledger.add("first_step", result.seconds)
+
+    def _go_back(self, goal: int | None) -> Feed:
+        """Rollback: weights, slots and step of the last checkpoint, data from behind the step that failed."""
+        position = dataclasses.replace(self._trainer.position)
+        step = self.saving.go_back()
+        self._trainer.position = position
+        for hook in self._log:
+            hook.begin(self._trainer)  # drops the records of the steps that are undone
+        self.say(f"went back to step {step}; the data goes on at example {position.examples}")
+        return self.source.open(goal)
 
     def _measure(self, result: LoopResult) -> None:
         """Chooses the length of inner loops from measured steps: 2, then 8, then about ``_LOOP_SECONDS``."""
@@ -212,23 +243,12 @@ class Run:
 
     def _after_first_step(self, result: LoopResult) -> None:
         self.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")
+        if self.writes:
+            files.write_config(self._trainer)  # again: the packs of the all-reduce are known now
         if self._tensorboard is not None and self._trainer.step <= 1:
             graph = self._loop.graph()
             if graph is not None:
                 self._tensorboard.write_graph(graph)
-
-    def _nonfinite_message(self, result: LoopResult) -> str:
-        step, kinds = self._trainer.step + 1, self._loop.layout
-        loss = kinds.figures((result.last_sums, *result.vectors[1:]))["loss"]
-        what = (
-            f"the loss is {loss}" if not math.isfinite(loss) else f"a gradient is not finite (the loss is {loss:.6g})"
-        )
-        saved = self.saving.latest
-        where = "" if saved is None else f"; the last checkpoint is of step {saved}"
-        return (
-            f"step {step}: {what}; no update was made{where}. "
-            "Lower --learning_rate, pass --clip_global_norm=1, look at the data, or go on with --on_nonfinite=skip"
-        )
 
     def _record(self, log: Window) -> None:
         figures = log.figures(self._loop.layout)
@@ -242,6 +262,7 @@ class Run:
 
     def evaluate(self) -> dict[str, float]:
         """See ``Trainer.evaluate``."""
+        self._evaluation.check()
         self.restore()
         self._trainer.build()
         self._start_files()
@@ -253,7 +274,7 @@ class Run:
             results = self._evaluation.run()
         self._evaluated_at = t.step
         self._results.update(_flat(results, "eval/"))
-        hooks = [*self._log, *self._early(), *(s.hook for s in t.hooks() if isinstance(s.hook, Hook))]
+        hooks = [*self._log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
@@ -284,6 +305,8 @@ class Run:
             return
         assert config.run_dir is not None
         files.write_config(t)
+        for name, text in t.run_files.items():
+            files.write_text(os.path.join(config.run_dir, name), text)
         self._log.append(MetricsLog(os.path.join(config.run_dir, "metrics.jsonl")))
         if config.tensorboard:
             self._tensorboard = TensorBoard(os.path.join(config.run_dir, "tensorboard"))
@@ -295,7 +318,8 @@ class Run:
     def _write_summary(self, status: str, reason: str) -> None:
         if self.writes:
             seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
-            files.write_summary(self._trainer, status, reason, self._results, seconds, self._skipped)
+            counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
+            files.write_summary(self._trainer, status, reason, self._results, seconds, counts)
 
     def say(self, line: str) -> None:
         """One line for people, from the chief only."""
@@ -325,7 +349,9 @@ class Run:
             return
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         due = tf.equal(step % every, 0) & tf.equal(replica, 0)
-        with self._tensorboard.train_writer.as_default(step=step), tf.summary.record_if(due):
+        writer = self._tensorboard.train_writer
+        # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
+        with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
             yield
 
     @contextlib.contextmanager
@@ -347,6 +373,17 @@ class Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def check_condition(stop_when: str, known: list[str]) -> None:
+    """Refuses, before training, to stop by a figure that no evaluation gives."""
+    condition = parse_condition(stop_when)
+    if condition is None:
+        return
+    if not known:
+        raise ConfigError(f"stop_when={stop_when} without evaluation: there is nothing to look at; leave it out")
+    if not any(name == condition[0] or name.endswith("/" + condition[0]) for name in known):
+        raise ConfigError(f"stop_when={stop_when} but the evaluation gives {', '.join(known)}; name one of these")
 
 
 def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:

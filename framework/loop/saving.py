@@ -10,7 +10,7 @@ import numpy as np
 
 from framework.checkpoint.store import CheckpointStore, assign
 from framework.config import parse_best
-from framework.errors import ConfigError
+from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import Position
 
 if TYPE_CHECKING:
@@ -59,14 +59,30 @@ class Saving:
         self._restored = True
         if latest is None or self._store is None:
             return ""
-        values = self._store.load(latest)
+        self._load(self._store, latest)
+        return f"going on from the checkpoint of step {latest}, example {t.position.examples}"
+
+    def go_back(self) -> int:
+        """Reads the newest checkpoint again, after training has begun; returns its step.
+
+        Raises:
+          LockstepError: there is none.
+        """
+        self.wait()
+        t, latest = self._trainer, self.latest
+        if latest is None or self._store is None:
+            raise LockstepError("there is no checkpoint to go back to")
+        self._load(self._store, latest)
+        return t.step
+
+    def _load(self, store: CheckpointStore, step: int) -> None:
+        t, values = self._trainer, store.load(step)
         counts = {n: int(values.pop(f"run/{n}", 0)) for n in ("step", "examples", "epoch", "batches")}
         # The position first: building the model may open the data.
         t.position = Position(counts["examples"], counts["epoch"], counts["batches"])
-        t.advance(counts["step"])
-        assign(t.state(), values, self._store.path(latest))
-        self._saved_at = latest
-        return f"going on from the checkpoint of step {latest}, example {t.position.examples}"
+        t.advance(counts["step"] - t.step)
+        assign(t.state(), values, store.path(step))
+        self._saved_at = step
 
     def save(self, figures: Mapping[str, float]) -> None:
         """Saves the present step, if that has not been done; ``figures`` of the evaluation of this step, if any."""

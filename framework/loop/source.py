@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from framework.errors import ConfigError
-from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, open_feed
+from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, is_endless, open_feed
 from framework.loop.loop import LoopResult
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class Source:
     def __init__(self, trainer: Trainer):
         self._trainer = trainer
         self._data: Data | None = None
+        self._stop: int | None = None  # position at which the open feed ends
         self.position = Position()
 
     def ask_again(self) -> None:
@@ -57,17 +58,29 @@ class Source:
         return self.epochs * self.data.size
 
     @property
+    def _exists(self) -> bool:
+        from framework.loop.trainer import Trainer
+
+        return self._data is not None or type(self._trainer).train_data is not Trainer.train_data
+
+    @property
     def total_steps(self) -> int | None:
         """The step the run ends at, as far as config and data tell; None: at the end of data of unknown length."""
         config, limits = self._trainer.config, []
         if config.train_steps and config.train_steps > 0:
             limits.append(config.train_steps)
+        if not self._exists:
+            return min(limits, default=None)
         if self.total_examples is not None:
-            limits.append(-(-self.total_examples // config.global_batch_size))
+            # From the position on: an earlier part of the run may have had another batch size.
+            rest = max(0, self.total_examples - self.position.examples)
+            limits.append(self._trainer.step - -rest // config.global_batch_size)
         if self.epochs is not None and isinstance(self.data, tf.data.Dataset):
             batches = data_size(self.data)
             if batches is not None:
                 limits.append(self.epochs * batches)
+            elif is_endless(self.data):
+                raise ConfigError(f"train_epochs={self.epochs} but the training data is endless; pass --train_steps")
         return min(limits) if limits else None
 
     @property
@@ -79,28 +92,49 @@ class Source:
     def open(self, goal: int | None) -> Feed:
         """A feed from the position on, for a run that ends at step ``goal`` (None: at the end of the data)."""
         t = self._trainer
+        size = data_size(self.data) if isinstance(self.data, tf.data.Dataset) else None
+        if size and self.position.batches >= size:  # the pass was used up exactly
+            self.position.epoch, self.position.batches = self.position.epoch + 1, 0
         batch, total = t.config.global_batch_size, self.total_examples
         # A short last batch costs static shapes, so the end of the data is in the plan only if it is reached.
-        short = total is not None and goal == self.total_steps and goal is not None and goal * batch > total
+        short = (
+            self._limited(goal)
+            and total is not None
+            and goal is not None
+            and self.position.examples + (goal - t.step) * batch > total
+        )
+        self._stop = total if short else None
         plan = BatchPlan(
             global_batch_size=batch,
             num_replicas=t.strategy.num_replicas_in_sync,
             first_replica=t.first_replica,
             local_replicas=t.local_replicas,
+            accumulate_steps=t.config.accumulate_steps,
             start=self.position.examples,
-            stop=total if short else None,
+            stop=self._stop,
             seed=t.config.seed,
         )
         return open_feed(self.data, t.strategy, plan, self.position)
 
-    def account(self, result: LoopResult, examples: float) -> None:
-        """Moves the position by what an inner loop consumed; ``examples`` as counted in the graph."""
+    def _limited(self, goal: int | None) -> bool:
+        """Whether a run to ``goal`` is one to the configured total, which the number of passes limits."""
+        return goal is not None and goal == self.total_steps
+
+    @property
+    def batches_left(self) -> int | None:
+        """Batches up to the end of the data, of a pipeline whose end is in reach; None: no end in sight."""
+        if self._stop is None:
+            return None
+        return max(0, -(-(self._stop - self.position.examples) // self._trainer.config.global_batch_size))
+
+    def account(self, result: LoopResult) -> None:
+        """Moves the position by what an inner loop consumed."""
         if isinstance(self.data, Pipeline):
             self.position.examples += result.steps * self._trainer.config.global_batch_size
-            if self.total_examples is not None:  # the last batch may have been short
-                self.position.examples = min(self.position.examples, self.total_examples)
+            if self._stop is not None:  # the last batch may have been short
+                self.position.examples = min(self.position.examples, self._stop)
         else:
-            self.position.examples += round(examples)
+            self.position.examples += round(result.examples)
             self.position.batches += result.steps
 
     def next_pass(self, goal: int | None, step: int, *, to_total: bool) -> tuple[Feed | None, str]:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from framework import optimizers
-from framework.checkpoint.names import fresh_keras_names, variable_names
+from framework.checkpoint.names import fresh_keras_names, trainable_variables, unbuilt_layers, variable_names
 from framework.cluster import cluster as clusters
 from framework.cluster import devices
 from framework.cluster import strategy as strategies
 from framework.config import RunConfig
-from framework.errors import ConfigError, LockstepError
+from framework.errors import ConfigError
 from framework.hooks.hook import Scheduled
-from framework.loop.feed import Data, Position
+from framework.loop.feed import Data, Pipeline, Position
 from framework.loop.run import Run
+from framework.loop.stepper import Stepper
 from framework.optimizers.base import Optimizer
 from framework.step import gradients as step_gradients
+from framework.step import randomness
 from framework.step import reduce as step_reduce
-from framework.step import update as step_update
 from framework.step.gradients import StepSums
 from framework.step.update import Update
-from framework.step.values import LossOutput, Stat, as_stats
+from framework.step.values import LossOutput, as_stats
 
 
 class Trainer:
@@ -59,12 +60,14 @@ class Trainer:
         self.cluster = clusters.resolve(config)
         self.choice = _choose(config, self.cluster)
         strategies.configure_devices(self.choice, config)
+        if config.deterministic:
+            tf.config.experimental.enable_op_determinism()
         self.strategy = strategies.build(self.choice, config, self.cluster)
+        self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
         self._step = 0
         self._model: Any = None
         self._optimizers: dict[str, Optimizer] = {}
-        self._communication = strategies.communication_options(self.choice, config)
-        self._pack_bytes = int(config.all_reduce_pack_mb * 1e6)
+        self.stepper = Stepper(self)
         self._run = Run(self)
 
     # --- what a subclass writes ----------------------------------------------------------------------------------
@@ -109,6 +112,15 @@ class Trainer:
         """One evaluation step in replica context; returns this replica's sums, which the framework reduces."""
         return self.loss_output(batch, training=False)
 
+    def replica_state(self) -> Mapping[str, str]:
+        """How non-trainable variables that a step changes become one over the replicas.
+
+        Regular expression on the name -> ``mean`` (weighted by examples), ``sum`` (of changes), ``max`` or ``first``
+        (nothing is sent; all replicas change theirs alike). Unless named here floating variables, such as moving
+        statistics, are ``mean`` and others ``first``.
+        """
+        return {}
+
     # --- the pieces of a step ------------------------------------------------------------------------------------
 
     def loss_output(self, batch: Any, *, training: bool) -> LossOutput:
@@ -116,37 +128,34 @@ class Trainer:
         output = self.compute_loss(self.model, batch, training=training)
         losses = getattr(self.model, "losses", None)
         if isinstance(output, LossOutput) and output.penalty is None and losses:
-            output = dataclasses.replace(output, penalty=tf.add_n(losses))
+            output = dataclasses.replace(output, penalty=tf.add_n([tf.cast(x, tf.float32) for x in losses]))
         return output
 
-    def gradients(self, batch: Any, variables: Sequence[Any] | None = None) -> StepSums:
-        """This replica's sums of losses, gradients and figures for ``batch``.
+    def gradients(
+        self,
+        batch: Any,
+        variables: Sequence[Any] | None = None,
+        compute: Callable[[Any], LossOutput] | None = None,
+    ) -> StepSums:
+        """This replica's sums of losses, gradients and figures for ``batch``, over all its micro-batches.
 
         Args:
           batch: one replica's batch.
           variables: to differentiate for; None: the model's trainable variables.
+          compute: batch -> ``LossOutput``; None: ``compute_loss``.
         """
-        wanted = self.trainable_variables if variables is None else variables
-        sums = step_gradients.gradients(lambda: self.loss_output(batch, training=True), wanted)
-        _warn_without_gradient(sums, self._names)
-        return dataclasses.replace(sums, stats={**sums.stats, "examples": _rows(batch)})
+        wanted = self.trainable_variables if variables is None else [step_gradients.native(v) for v in variables]
+        if compute is None:
+            compute = functools.partial(self.loss_output, training=True)
+        return self.stepper.local_sums(batch, wanted, compute)
 
     def reduce(self, sums: StepSums) -> StepSums:
-        """``sums`` added over all replicas, with the config's packing and algorithm."""
-        return step_reduce.reduce(sums, pack_bytes=self._pack_bytes, options=self._communication)
+        """``sums`` added over all replicas, with the config's packing, algorithm and wire dtype."""
+        return step_reduce.reduce(sums, self.stepper.reduction)
 
     def apply(self, sums: StepSums, optimizer: str = "") -> Update:
         """Divides, clips as configured, and updates with the optimizer of that name (empty: the only one)."""
-        if optimizer not in self._optimizers:
-            raise ConfigError(f"apply(optimizer={optimizer!r}) but the optimizers are {list(self._optimizers)}")
-        update = step_update.apply(
-            sums,
-            self._optimizers[optimizer],
-            clip_global_norm=self.config.clip_global_norm,
-            clip_value=self.config.clip_value,
-        )
-        _updates().append(update)
-        return update
+        return self.stepper.apply(sums, optimizer)
 
     # --- what a caller uses --------------------------------------------------------------------------------------
 
@@ -202,6 +211,11 @@ class Trainer:
         return self._run.source.total_steps
 
     @property
+    def latest_checkpoint(self) -> int | None:
+        """Step of the newest checkpoint in the run folder; None: there is none."""
+        return self._run.saving.latest
+
+    @property
     def model(self) -> Any:
         """The model, built in the scope at the first use."""
         if self._model is None:
@@ -217,7 +231,7 @@ class Trainer:
     @property
     def trainable_variables(self) -> list[tf.Variable]:
         """The model's trainable variables, as TensorFlow's."""
-        return [step_gradients.native(v) for v in self.model.trainable_variables]
+        return [step_gradients.native(v) for v in trainable_variables(self.model)]
 
     @property
     def local_replicas(self) -> int:
@@ -228,6 +242,23 @@ class Trainer:
     def first_replica(self) -> int:
         """Number of this worker's first replica among all."""
         return self.cluster.index * self.local_replicas
+
+    @property
+    def compute_dtype(self) -> tf.DType:
+        """The dtype to compute in, for a ``tf.Module`` that casts inputs and weights; Keras layers do it alone."""
+        names = {"mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
+        return names.get(self.config.precision, tf.float32)
+
+    @property
+    def optimizers(self) -> Mapping[str, Optimizer]:
+        """The optimizers by name; the only one has the empty name."""
+        self.build()
+        return self._optimizers
+
+    @property
+    def deals_by_plan(self) -> bool:
+        """Whether the training data is a pipeline, which deals out rows as ``BatchPlan`` says."""
+        return isinstance(self._run.source.data, Pipeline)
 
     def advance(self, steps: int) -> None:
         """Moves ``step``; the loop calls it."""
@@ -241,7 +272,10 @@ class Trainer:
         return [
             self.cluster.describe(),
             self.choice.describe(),
-            f"batch: {batch} examples a step = {replicas} replica{'s' * (replicas > 1)} x {parts}; any split is exact",
+            f"batch: {batch} examples a step = {replicas} replica{'s' * (replicas > 1)} x {parts}"
+            + (f", in {self.config.accumulate_steps} micro-batches" if self.config.accumulate_steps > 1 else "")
+            + "; any split is exact",
+            *self.stepper.describe(),
         ]
 
     def state(self) -> dict[str, tf.Variable]:
@@ -251,7 +285,13 @@ class Trainer:
         for key, optimizer in self._optimizers.items():
             prefix = f"optimizer/{key}/" if key else "optimizer/"
             state.update({prefix + name: variable for name, variable in optimizer.state().items()})
+        state.update(self.stepper.state())
         return state
+
+    def averaged_weights(self) -> Any:
+        """A context manager inside which the model holds the moving average of its weights, if ``ema_decay`` is set."""
+        self.build()
+        return self.stepper.averaged()
 
     # --- building ------------------------------------------------------------------------------------------------
 
@@ -259,11 +299,11 @@ class Trainer:
         """Builds model and optimizers with all their slots, in the scope; does nothing the second time."""
         if self._optimizers:
             return
-        self.model  # noqa: B018 - builds it before the optimizer
+        model = self.model
         with self.strategy.scope():
             built = self.build_optimizer()
             if not isinstance(built, Mapping):
-                built = {"": (built, self.trainable_variables)}
+                built = {"": (built, trainable_variables(model))}
             for key, pair in built.items():
                 if not isinstance(pair, tuple) or len(pair) != 2:
                     raise ConfigError(
@@ -271,94 +311,78 @@ class Trainer:
                         "{name: (optimizer, variables)}"
                     )
                 self._build_optimizer(key, *pair)
+            self.stepper.build()
 
     def _build_optimizer(self, key: str, optimizer: Any, variables: Sequence[Any]) -> None:
-        natives = [step_gradients.native(v) for v in variables]
-        if not natives:
+        if not variables:
             raise ConfigError(f"the optimizer {key!r} got no variables: the model has no trainable ones")
         optimizer = optimizers.as_optimizer(optimizer)
-        optimizer.build(natives, [self._names[v.ref()] for v in natives])
+        # Keras variables as they are, not the TensorFlow variable inside: they carry constraints.
+        optimizer.build(list(variables), self._names_of(variables), frozen=self._frozen_names(variables))
         self._optimizers[key] = optimizer
 
     def refresh(self) -> None:
         """Call it after freezing or unfreezing layers: slots are made for new variables, and steps retrace once."""
-        variables = self.trainable_variables
+        self.build()
+        variables = trainable_variables(self.model)
         with self.strategy.scope():
             if list(self._optimizers) == [""]:
-                self._optimizers[""].build(variables, [self._names[v.ref()] for v in variables])
+                names, frozen = self._names_of(variables), self._frozen_names(variables)
+                self._optimizers[""].build(list(variables), names, frozen=frozen)
+            self.stepper.build()
         self._run.forget_traces()
 
-    @property
-    def _names(self) -> dict[Any, str]:
-        return {variable.ref(): name for name, variable in variable_names(self.model).items()}
+    def _names_of(self, variables: Sequence[Any]) -> list[str]:
+        names = {variable.ref(): name for name, variable in variable_names(self.model).items()}
+        return [names[step_gradients.native(v).ref()] for v in variables]
+
+    def _frozen_names(self, variables: Sequence[Any]) -> list[str]:
+        """Names of the other variables: patterns of the optimizer may speak of what is frozen now."""
+        return sorted(set(variable_names(self.model)) - set(self._names_of(variables)))
 
     def _build_model(self) -> None:
         tf.keras.utils.set_random_seed(self.config.seed)
-        with self.strategy.scope(), fresh_keras_names():
-            model = self.build_model()
-            variable_names(model)  # refuses what is not a model
-            self._model = model
-            if not getattr(model, "built", True) or not variable_names(model):
-                self._build_lazily()
+        policy = tf.keras.config.dtype_policy()
+        if self.config.precision != "float32":
+            tf.keras.config.set_dtype_policy(self.config.precision)
+        try:
+            with self.strategy.scope(), fresh_keras_names():
+                model = self.build_model()
+                variable_names(model)  # refuses what is not a model
+                self._model = model
+                if unbuilt_layers(model) or not variable_names(model):
+                    self._build_lazily()
+        finally:
+            tf.keras.config.set_dtype_policy(policy)
 
     def _build_lazily(self) -> None:
-        """Creates the variables of layers that wait for their first call, in the scope, from the data's spec."""
-        feed = self._run.any_feed()
-        compute = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
-        compute.get_concrete_function(feed.element_spec)
+        """Creates the variables of layers that wait for their first call, in the scope, from the data's spec.
+
+        Raises:
+          ConfigError: a layer is still without them.
+        """
+        spec = self._run.any_feed().element_spec
+        place = randomness.Place(self.config.seed, tf.zeros([], tf.int64))
+        try:
+            # Evaluation: a training step would move moving statistics by an empty example.
+            with randomness.at(place):
+                self.loss_output(tf.nest.map_structure(_empty_example, spec), training=False)
+        except Exception:
+            if not unbuilt_layers(self._model) and variable_names(self._model):
+                return  # what it failed at came after the variables
+            trace = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
+            trace.get_concrete_function(spec)
 
     def _trace_loss(self, batch: Any) -> tf.Tensor:
-        return as_stats(self.loss_output(batch, training=True), "compute_loss")["loss"].value
-
-    def replica_train(self, batch: Any, step: tf.Tensor) -> tuple[dict[str, Stat], tf.Tensor]:
-        """What the compiled loop runs on each replica: ``train_step``, its figures reduced, and whether it updated."""
-        updates = _updates()
-        updates.clear()
-        with self._run.summaries(step):
-            output = self.train_step(batch)
-        if not updates:
-            raise LockstepError(
-                f"{type(self).__name__}.train_step returned without calling self.apply(...): nothing was updated"
-            )
-        stats = {"examples": _rows(batch), **as_stats(output, "train_step")}
-        if isinstance(output, StepSums) and output.reduced:
-            stats["examples"] = output.stats.get("examples", stats["examples"])
-        stats = step_reduce.reduce_stats(stats, options=self._communication)
-        stats["learning_rate"] = Stat("last", updates[0].learning_rate, reduced=True)
-        stats["grad_norm"] = Stat("last", updates[0].grad_norm, reduced=True)
-        return stats, tf.reduce_all([u.finite for u in updates])
-
-    def replica_eval(self, batch: Any, step: tf.Tensor) -> tuple[dict[str, Stat], tf.Tensor]:
-        """What the compiled loop runs on each replica: ``eval_step``, its figures reduced."""
-        del step
-        stats = {**as_stats(self.eval_step(batch), "eval_step"), "examples": _rows(batch)}
-        return step_reduce.reduce_stats(stats, options=self._communication), tf.constant(True)
+        return as_stats(self.loss_output(batch, training=False), "compute_loss")["loss"].value
 
 
-_thread = threading.local()  # each replica is traced in its own thread
-
-
-def _updates() -> list[Update]:
-    if not hasattr(_thread, "updates"):
-        _thread.updates = []
-    return _thread.updates
-
-
-def _rows(batch: Any) -> Stat:
-    """Number of examples in a batch: the first dimension of its first part."""
-    leaves = tf.nest.flatten(batch)
-    if not leaves:
-        raise ConfigError("a batch has no parts; the data must give at least one tensor")
-    first = leaves[0]
-    rows = first.nrows() if isinstance(first, tf.RaggedTensor) else tf.shape(first, tf.int64)[0]
-    return Stat("sum", tf.cast(rows, tf.float32))
-
-
-def _warn_without_gradient(sums: StepSums, names: Mapping[Any, str]) -> None:
-    lost = [names.get(v.ref(), v.name) for v, g in zip(sums.variables, sums.gradients, strict=True) if g is None]
-    if lost and getattr(_thread, "warned", None) != lost:
-        _thread.warned = lost
-        print(f"warning: the loss does not depend on {', '.join(lost)}; left unchanged", flush=True)
+def _empty_example(spec: tf.TypeSpec) -> tf.Tensor:
+    """One example of zeros for a spec whose unknown dimensions are taken as 1."""
+    if not isinstance(spec, tf.TensorSpec):
+        raise TypeError(f"no zeros of {spec}")
+    shape = [1, *(d or 1 for d in spec.shape[1:])]
+    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _choose(config: RunConfig, cluster: clusters.Cluster) -> strategies.Choice:

@@ -20,6 +20,7 @@ class Window:
         self._steps = 0
         self._skipped = 0
         self._timed_steps = 0
+        self._examples = 0.0  # of the timed steps
         self._seconds = 0.0
         self._waited = 0.0
 
@@ -41,6 +42,7 @@ class Window:
         self._skipped += result.skipped
         if timed:
             self._timed_steps += result.steps
+            self._examples += result.examples
             self._seconds += result.seconds
             self._waited += result.waited
 
@@ -53,11 +55,11 @@ class Window:
         if self._vectors is None:
             return {}
         values = self.totals(layout)
-        examples = values.pop("examples", 0.0)
+        values.pop("examples", None)
         if self._skipped:
             values["nonfinite"] = float(self._skipped)
         if self._timed_steps:
-            values["examples_per_second"] = examples * self._timed_steps / self._steps / self._seconds
+            values["examples_per_second"] = self._examples / self._seconds
             values["step_ms"] = self._seconds / self._timed_steps * 1e3
             values["input_wait"] = min(1.0, self._waited / self._seconds)
         return values

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from framework.errors import ConfigError
 from framework.optimizers import keras_local
-from framework.optimizers.base import Optimizer, check_build, check_update
+from framework.optimizers.base import Gradient, Optimizer, check_names, check_update, dense
 
 
 class KerasOptimizer(Optimizer):
@@ -19,7 +19,11 @@ class KerasOptimizer(Optimizer):
     It may be any ``keras.optimizers.Optimizer``, also a user's subclass with a user's ``LearningRateSchedule``: the
     object is used as given and never rebuilt from its config. Its ``clipnorm``, ``global_clipnorm``, ``clipvalue`` and
     ``weight_decay`` act on reduced gradients. With ``use_ema`` the averages are in ``state()`` as ``average/<name>``;
-    the model gets them when ``optimizer.finalize_variable_values`` is called.
+    the model gets them when ``optimizer.finalize_variable_values`` is called. ``tf.IndexedSlices`` are made dense, for
+    an optimizer that moves only the rows they name is another optimizer.
+
+    ``build`` may be called again with some of the variables of the first time, when layers were frozen, and again with
+    all of them. Keras cannot make slots for more: build on all variables first, and freeze afterwards.
 
     From ``build`` on the object belongs to the framework: its ``apply`` no longer reduces, so ``fit`` must not use it.
 
@@ -36,26 +40,35 @@ class KerasOptimizer(Optimizer):
         keras_local.check_keras(optimizer)
         self.optimizer = optimizer
         self._strategy: tf.distribute.Strategy | None = None
-        self._variables: list[Any] = []
+        self._known: dict[str, Any] = {}  # those it was built on
+        self._variables: list[Any] = []  # those that update() is given gradients for, in that order
         self._state: dict[str, tf.Variable] = {}
 
-    def build(self, variables: Sequence[tf.Variable], names: Sequence[str]) -> None:
-        check_build(self._strategy is not None, variables, names)
+    def build(self, variables: Sequence[tf.Variable], names: Sequence[str], *, frozen: Sequence[str] = ()) -> None:
+        del frozen  # there are no rules by name
+        check_names(variables, names)
+        if self._strategy is not None:
+            self._variables = self._select(variables, names)
+            return
         _check_optimizer(self.optimizer)
-        self._variables = [
+        held = [
             variable if isinstance(variable, keras.Variable) else keras_local.View(variable, name)
             for variable, name in zip(variables, names, strict=True)
         ]
-        made = keras_local.localize(self.optimizer, self._variables)
-        self._state = _named(self.optimizer, made, dict(zip(map(id, self._variables), names, strict=True)))
+        made = keras_local.localize(self.optimizer, held)
+        self._state = _named(self.optimizer, made, dict(zip(map(id, held), names, strict=True)))
+        self._known = dict(zip(names, held, strict=True))
+        self._variables = held
         self.iterations = self.optimizer.iterations.value
         self._strategy = tf.distribute.get_strategy()
 
-    def update(self, gradients: Sequence[tf.Tensor | None]) -> None:
+    def update(self, gradients: Sequence[Gradient]) -> None:
         check_update(self._strategy, len(self._variables), gradients)
         pairs = [pair for pair in zip(gradients, self._variables, strict=True) if pair[0] is not None]
         if pairs:
-            self.optimizer.apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
+            self.optimizer.apply(
+                [dense(gradient, variable) for gradient, variable in pairs], [variable for _, variable in pairs]
+            )
         else:
             self.iterations.assign_add(1)  # apply([]) does not count
 
@@ -64,6 +77,20 @@ class KerasOptimizer(Optimizer):
 
     def state(self) -> dict[str, tf.Variable]:
         return dict(self._state)
+
+    def _select(self, variables: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        new = [
+            name
+            for variable, name in zip(variables, names, strict=True)
+            if name not in self._known or _native(self._known[name]) is not _native(variable)
+        ]
+        if new:
+            raise ConfigError(
+                f"build() of {type(self.optimizer).__name__} again, with variables {new} that it was not built on: a "
+                "Keras optimizer cannot get new slots; build it on all variables first and freeze layers afterwards, "
+                "or use an optimizer of framework.optimizers"
+            )
+        return [self._known[name] for name in names]
 
 
 def as_optimizer(optimizer: Any) -> Optimizer:
@@ -144,3 +171,7 @@ def _named(optimizer: Any, made: Sequence[keras_local.Made], name_of: dict[int, 
             name = f"{plain}_{number}"
         state[name] = variable.value
     return state
+
+
+def _native(variable: Any) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -201,6 +201,20 @@ class StatLayout:
         rest = [[stats[n].value for n in self._of(kind)] for kind in ("max", "min", "last")]
         return (_stack(sums), *map(_stack, rest))
 
+    def stats(self, vectors: Sequence[tf.Tensor], dtypes: Mapping[str, tf.DType]) -> dict[str, Stat]:
+        """The figures as ``Stat``s again, from what ``vectors`` gave, of the given dtypes."""
+        sums, *rest = vectors
+        result = {}
+        for kind, part in zip(("max", "min", "last"), rest, strict=True):
+            for i, name in enumerate(self._of(kind)):
+                result[name] = Stat(kind, tf.cast(part[i], dtypes[name]))
+        for i, name in enumerate(self._sums):
+            weight = None
+            if name in self._means:
+                weight = tf.cast(sums[len(self._sums) + self._means.index(name)], dtypes[name])
+            result[name] = Stat(self.kinds[name], tf.cast(sums[i], dtypes[name]), weight)
+        return {name: result[name] for name in self.kinds}
+
     def figures(self, vectors: Sequence[Any]) -> dict[str, float]:
         """Final figures as Python floats, from what ``vectors`` gave, added up; a mean over no weight is NaN."""
         sums, maxima, minima, last = ([float(x) for x in v] for v in vectors)

@@ -393,3 +393,28 @@ def test_as_optimizer_keeps_the_frameworks_and_wraps_keras():
     assert isinstance(wrapped, KerasOptimizer)
     assert wrapped.optimizer is theirs
     assert as_optimizer(wrapped) is wrapped
+
+
+def test_a_second_build_for_some_of_the_variables_updates_those_and_keeps_all_slots():
+    variables = {name: keras.Variable(1.0, name=name) for name in "ab"}
+    optimizer = KerasOptimizer(K.SGD(1.0, momentum=0.5))
+    optimizer.build(list(variables.values()), list(variables))
+    optimizer.update([tf.constant(1.0), tf.constant(1.0)])
+    optimizer.build([variables["b"]], ["b"])
+    optimizer.update([tf.constant(1.0)])
+    assert [float(v.value) for v in variables.values()] == [0.0, -1.5]
+    optimizer.build([variables["b"].value, variables["a"].value], ["b", "a"])
+    optimizer.update([tf.constant(0.0), tf.constant(0.0)])
+    assert [float(v.value) for v in variables.values()] == [-0.5, -2.25]
+    assert {"momentum/a", "momentum/b"} <= set(optimizer.state())
+
+
+def test_a_second_build_with_new_variables_is_refused_with_the_cure():
+    a, b = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = KerasOptimizer(K.SGD(1.0))
+    optimizer.build([a], ["a"])
+    for variables, names in (([a, b], ["a", "b"]), ([b], ["a"])):
+        with pytest.raises(ConfigError, match="build it on all variables first and freeze layers afterwards"):
+            optimizer.build(variables, names)
+    optimizer.update([tf.constant(1.0)])
+    assert (a.numpy(), b.numpy()) == (0.0, 1.0)

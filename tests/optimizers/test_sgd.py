@@ -178,10 +178,3 @@ def test_variables_it_cannot_hold_are_refused(variables, names, message):
     optimizer = SGD(learning_rate=0.1)
     with pytest.raises(ConfigError, match=message):
         optimizer.build([tf.Variable(tf.zeros([2], dtype)) for dtype in variables], names)
-
-
-def test_a_second_build_is_refused():
-    optimizer = SGD(learning_rate=0.1)
-    optimizer.build([tf.Variable(1.0)], ["a"])
-    with pytest.raises(ConfigError, match="twice"):
-        optimizer.build([tf.Variable(1.0)], ["a"])

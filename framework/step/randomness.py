@@ -1,0 +1,106 @@
+"""Noise as a function of (seed, step, micro-batch, replica, layer) and of nothing else.
+
+Runs repeat, resumes repeat, and no two replicas, micro-batches or steps share a mask. Keras seed generators are set
+before each forward pass; ``step_seed`` gives the same to ``tf.random.stateless_*``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from framework.errors import LockstepError
+
+# A counter is step, micro-batch, replica and draw side by side in 63 bits, so that no two places share one.
+_MICRO_BITS, _REPLICA_BITS, _DRAW_BITS = 10, 14, 8
+_STEP_SHIFT = _MICRO_BITS + _REPLICA_BITS + _DRAW_BITS
+MAX_MICRO_BATCHES = 2**_MICRO_BITS
+_MASK_63 = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where in the run a forward pass is."""
+
+    seed: int
+    step: tf.Tensor  # int64 scalar, 1 at the first step
+    micro: Any = 0  # int or int scalar tensor
+
+    def counter(self) -> tf.Tensor:
+        """int64 scalar, different at every (step, micro-batch, replica); its low 8 bits are free for draws."""
+        context = tf.distribute.get_replica_context()
+        # Outside of replicas, where a model is built, as on the first one.
+        replica = tf.cast(context.replica_id_in_sync_group if context else 0, tf.int64)
+        micro = tf.cast(self.micro, tf.int64)
+        return (
+            tf.bitwise.left_shift(tf.cast(self.step, tf.int64), _STEP_SHIFT)
+            + tf.bitwise.left_shift(micro, _REPLICA_BITS + _DRAW_BITS)
+            + tf.bitwise.left_shift(replica, _DRAW_BITS)
+        )
+
+
+_thread = threading.local()  # each replica is traced in its own thread
+
+
+@contextlib.contextmanager
+def at(place: Place) -> Iterator[None]:
+    """Makes ``place`` the one that ``step_seed`` and ``place_generators`` use inside the block."""
+    before = getattr(_thread, "place", None)
+    _thread.place = place
+    try:
+        yield
+    finally:
+        _thread.place = before
+
+
+def here() -> Place:
+    """The place of the forward pass that is being traced.
+
+    Raises:
+      LockstepError: called outside a training step.
+    """
+    place = getattr(_thread, "place", None)
+    if place is None:
+        raise LockstepError("step_seed() was called outside a training step; call it in compute_loss or train_step")
+    return place
+
+
+def step_seed(name: str) -> tf.Tensor:
+    """A seed for ``tf.random.stateless_*``: int64 ``[2]``, a function of (seed, step, micro-batch, replica, ``name``).
+
+    Args:
+      name: of the use, for example the layer's; two uses with one name share their numbers.
+
+    Raises:
+      LockstepError: called outside a training step.
+    """
+    place = here()
+    return tf.stack([tf.constant((place.seed << 32 | zlib.crc32(name.encode())) & _MASK_63, tf.int64), place.counter()])
+
+
+def seed_generators(variables: Sequence[tf.Variable], names: Sequence[str]) -> list[tf.Variable]:
+    """The states of Keras seed generators among ``variables``: integer ``[2]``, named ``seed_generator_state``."""
+    return [
+        v
+        for v, name in zip(variables, names, strict=True)
+        if name.rpartition("/")[2] == "seed_generator_state" and v.dtype.is_integer and v.shape == [2]
+    ]
+
+
+def place_generators(states: Sequence[tf.Variable]) -> None:
+    """Sets this replica's copies of the generators' counters to the present place; their seeds stay."""
+    counter = here().counter() if states else None
+    for state in states:
+        state.assign(tf.stack([state.read_value()[0], tf.cast(counter, state.dtype)]))
+
+
+def reset_generators(states: Sequence[tf.Variable]) -> None:
+    """Sets the counters back to 0: between steps the copies of all replicas are equal, and there is nothing to save."""
+    for state in states:
+        state.assign(tf.stack([state.read_value()[0], tf.zeros([], state.dtype)]))
