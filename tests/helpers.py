@@ -101,7 +101,7 @@ def ids_by_step(run_dir: Any) -> list[list[int]]:
 
 def store(run_dir: Any, **options: Any) -> CheckpointStore:
     """The checkpoints of a run."""
-    return CheckpointStore(str(pathlib.Path(run_dir) / "checkpoints"), **options)
+    return CheckpointStore(folder=str(pathlib.Path(run_dir) / "checkpoints"), **options)
 
 
 def tree(folder: Any) -> dict[str, tuple[bytes, int]]:

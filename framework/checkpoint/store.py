@@ -26,7 +26,7 @@ class CheckpointStore:
     stand still, and it matches by the shape of the object graph instead of by name.
     """
 
-    def __init__(self, folder: str, *, keep: int = 5, best: tuple[str, str] | None = None, background: bool = True):
+    def __init__(self, *, folder: str, keep: int = 5, best: tuple[str, str] | None = None, background: bool = True):
         self.folder = folder
         self.keep = keep
         self.best = best

@@ -105,7 +105,7 @@ def _from_tf_config(text: str) -> Cluster:
     addresses = tuple(chiefs + workers)
     _check_addresses(addresses, "TF_CONFIG cluster", f"TF_CONFIG='{SAMPLE}'")
     kind, index = task.get("type"), _as_index(task.get("index"))
-    if kind not in groups:
+    if not isinstance(kind, str) or kind not in groups:
         raise refuse(f"task type {kind!r} is not in the cluster, which has {', '.join(map(repr, groups))}")
     if index is None or not 0 <= index < len(groups[kind]):
         raise refuse(f"task index {task.get('index')!r} is out of range: '{kind}' has {len(groups[kind])} task(s)")

@@ -129,6 +129,7 @@ class NvmlReader:
             self._module.nvmlShutdown()
 
     def machine(self) -> NvMachine:
+        """See ``Nvml``."""
         nvml = self._module
         try:
             count = nvml.nvmlDeviceGetCount()
@@ -221,6 +222,7 @@ class RecordedNvml:
         pass
 
     def machine(self) -> NvMachine:
+        """See ``Nvml``."""
         record = self._record
         rows = record["levels"]
         unknown = {level for row in rows for level in row} - {*LEVELS.values(), "self", None}

@@ -26,7 +26,7 @@ _ALL_REDUCE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
     """The strategy to use and the reason for it."""
 
@@ -89,7 +89,7 @@ def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) ->
             f"{', '.join(['auto', *(p for p in possible if p != 'none')])}; pass one of these"
         )
     algorithm = possible[0] if config.all_reduce == "auto" else config.all_reduce
-    return Choice(kind, device, replicas, algorithm, reason)
+    return Choice(kind=kind, device=device, num_replicas=replicas, all_reduce=algorithm, reason=reason)
 
 
 def _kind(config: RunConfig, cluster: Cluster, device: str, replicas: int) -> tuple[str, str]:

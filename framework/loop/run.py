@@ -93,6 +93,7 @@ class Run:
         if self._trained:
             self.source.ask_again()
         self._trained = True
+        t.check_cluster()
         self.restore()
         if steps is None and config.train_steps is None and config.train_epochs is None:
             raise ConfigError("neither train_steps nor train_epochs is given; pass --train_steps=1000, or -1 for all")

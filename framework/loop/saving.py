@@ -29,7 +29,7 @@ class Saving:
         self._store: CheckpointStore | None = None
         if config.run_dir:
             self._store = CheckpointStore(
-                os.path.join(config.run_dir, "checkpoints"),
+                folder=os.path.join(config.run_dir, "checkpoints"),
                 keep=config.keep_checkpoints,
                 best=self._best,
                 background=config.checkpoint_in_background,

@@ -260,6 +260,15 @@ class Trainer:
         """Whether the training data is a pipeline, which deals out rows as ``BatchPlan`` says."""
         return isinstance(self._run.source.data, Pipeline)
 
+    def check_cluster(self) -> None:
+        """Raises ConfigError if the cluster settings changed after the trainer was made: they would be ignored."""
+        now = clusters.resolve(self.config)
+        if now != self.cluster:
+            raise ConfigError(
+                f"the cluster settings changed after the trainer was made: then {self.cluster.describe()}; now "
+                f"{now.describe()}. Set TF_CONFIG before the trainer is made"
+            )
+
     def advance(self, steps: int) -> None:
         """Moves ``step``; the loop calls it."""
         self._step += steps

@@ -84,6 +84,7 @@ class View(keras.Variable):
 
     @property
     def constraint(self) -> Any:
+        """The viewed variable's."""
         return self._viewed.constraint
 
 

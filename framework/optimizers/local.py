@@ -14,7 +14,7 @@ from framework.optimizers.base import Gradient, Optimizer, Schedule, check_names
 from framework.optimizers.schedules import as_schedule
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Held:
     """One variable with what belongs to it.
 

@@ -13,7 +13,7 @@ from framework.errors import ConfigError, LockstepError
 from framework.step.values import LossOutput, Stat, StatLayout, local_sums
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepSums:
     """Sums over examples, of one replica or, when ``reduced``, of all of them.
 

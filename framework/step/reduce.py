@@ -113,8 +113,8 @@ def reduce_stats(stats: dict[str, Stat], how: Reduction | None = None) -> dict[s
 def all_gather(value: Any, axis: int = 0, options: Any = None) -> tf.Tensor:
     """``value`` of all replicas, joined along ``axis`` in the order of the replicas; call it in replica context.
 
-    Sizes along ``axis`` may differ. Its gradient is right for a loss that is summed over replicas: each replica gets the
-    sum of what all replicas' losses say about its part.
+    Sizes along ``axis`` may differ. Its gradient is right for a loss that is summed over replicas: each replica gets
+    the sum of what all replicas' losses say about its part.
 
     Raises:
       LockstepError: called outside a replica.

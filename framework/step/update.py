@@ -70,8 +70,8 @@ def apply(
     if not present:
         raise LockstepError("the loss depends on none of the variables: every gradient is None")
     dtype = _values(present[0]).dtype
-    # Division by the weight, the loss scale and clipping by the global norm are one factor, so that they are one pass over
-    # the gradients. The norm of the mean is the norm of the sum times the factor.
+    # Division by the weight, the loss scale and clipping by the global norm are one factor, so that they are one pass
+    # over the gradients. The norm of the mean is the norm of the sum times the factor.
     divisor = tf.cast(sums.weight, dtype)
     if sums.scale is not None:
         divisor *= tf.cast(sums.scale * sums.nominal, dtype)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from framework.errors import ConfigError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LossOutput:
     """What ``compute_loss`` returns for one replica's batch.
 

@@ -21,7 +21,7 @@ VALUES = {"model/w": np.float32([1.5, -2.0]), "run/step": np.int64(3)}
 def filled(folder: pathlib.Path, steps: Any, **options: Any) -> CheckpointStore:
     """A store with a checkpoint for each step; ``figures`` gives those of a step."""
     figures = options.pop("figures", {})
-    made = CheckpointStore(str(folder / "checkpoints"), **options)
+    made = CheckpointStore(folder=str(folder / "checkpoints"), **options)
     for step in steps:
         made.save(step, {**VALUES, "run/step": np.int64(step)}, figures.get(step))
     made.wait()
@@ -41,10 +41,10 @@ def test_tensors_come_back_bit_for_bit_under_their_names(tmp_path: pathlib.Path,
         "g": np.zeros([0, 3], np.float32),
         "h": tf.constant([True, False]),
     }
-    made = CheckpointStore(str(tmp_path), background=background)
+    made = CheckpointStore(folder=str(tmp_path), background=background)
     made.save(7, values)
     made.wait()
-    read = CheckpointStore(str(tmp_path)).load(7)
+    read = CheckpointStore(folder=str(tmp_path)).load(7)
     assert sorted(read) == sorted(values)
     for name, value in values.items():
         right = np.asarray(value)
@@ -76,8 +76,8 @@ def test_steps_of_any_size_are_found_again_in_order(tmp_path: pathlib.Path, step
 
 
 def test_an_empty_or_missing_folder_has_no_checkpoint(tmp_path: pathlib.Path) -> None:
-    assert CheckpointStore(str(tmp_path / "none")).latest() is None
-    assert CheckpointStore(str(tmp_path)).steps() == []
+    assert CheckpointStore(folder=str(tmp_path / "none")).latest() is None
+    assert CheckpointStore(folder=str(tmp_path)).steps() == []
 
 
 def test_a_step_saved_again_replaces_the_old_one(tmp_path: pathlib.Path) -> None:
@@ -207,7 +207,7 @@ def test_best_is_known_to_a_new_process(tmp_path: pathlib.Path) -> None:
 def blocked(folder: pathlib.Path) -> CheckpointStore:
     """A store whose folder cannot be made: there is a file in its place."""
     (folder / "checkpoints").write_text("in the way")
-    return CheckpointStore(str(folder / "checkpoints"))
+    return CheckpointStore(folder=str(folder / "checkpoints"))
 
 
 @pytest.mark.parametrize("call", ["save", "wait"])
