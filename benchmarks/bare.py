@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.contender import Reporter
-from benchmarks.workload import Workload, arrays, build_model
+from benchmarks.workload import Workload, arrays, build_model, set_threads
 from input_pipelines.order import example_indices
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
@@ -25,6 +25,7 @@ BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
     """Trains to each of the steps ``ends`` in turn and reports the mean loss since the one before."""
     tf.config.set_visible_devices([], "GPU")
+    set_threads(workload)
     if workload.eval_every or workload.checkpoint_every:
         raise ValueError("the bare loop neither evaluates nor saves")
     keras.utils.set_random_seed(workload.seed)

@@ -93,7 +93,7 @@ def resident_mb() -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs one contender. SPEC holds ``contender``, ``workload``, ``ends`` (steps at which windows end), ``started``."""
+    """Runs one contender. SPEC: ``contender``, ``workload``, ``ends`` (steps at which windows end), ``started``."""
     spec = json.loads(argv[0])
     # Messages get the real standard output; whatever a library prints goes to standard error.
     channel = os.fdopen(os.dup(1), "w", buffering=1)

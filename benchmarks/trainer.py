@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.contender import Reporter
-from benchmarks.workload import Workload, arrays, build_model
+from benchmarks.workload import Workload, arrays, build_model, set_threads
 from framework import AtSteps, LossOutput, RunConfig, Scheduled, Trainer
 from input_pipelines import from_arrays
 
@@ -43,6 +43,7 @@ class Perceptron(Trainer):
 
 def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
     """Trains to the last of ``ends`` and reports at each of them. A contender, see ``benchmarks.contender``."""
+    set_threads(workload)
     with _run_dir(workload) as run_dir:
         config = RunConfig(
             run_dir=run_dir,

@@ -24,6 +24,7 @@ class Workload:
       learning_rate: of AdamW.
       weight_decay: of AdamW.
       seed: of weights and data order.
+      threads: of TensorFlow's two pools, each; 0: TensorFlow's default, one a core.
       eval_every: steps between evaluations; 0: none.
       checkpoint_every: steps between checkpoints in a temporary run folder; 0: none, and nothing is written.
     """
@@ -36,6 +37,7 @@ class Workload:
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
     seed: int = 0
+    threads: int = 0
     eval_every: int = 0
     checkpoint_every: int = 0
 
@@ -53,6 +55,15 @@ class Workload:
     def from_dict(cls, value: dict[str, Any]) -> Workload:
         """The inverse of ``to_dict``, also after JSON made a list of a tuple."""
         return cls(**{**value, "hidden": tuple(value["hidden"])})
+
+
+def set_threads(workload: Workload) -> None:
+    """Sets TensorFlow's thread pools; call it before the first op."""
+    import tensorflow as tf
+
+    if workload.threads:
+        tf.config.threading.set_inter_op_parallelism_threads(workload.threads)
+        tf.config.threading.set_intra_op_parallelism_threads(workload.threads)
 
 
 def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,7 @@
 """The training that Lockstep TF does, written out without it: read it top to bottom in five minutes.
 
-Digits, SGD with momentum, any number of replicas on logical CPU devices. A test holds its losses against the trainer's: on
-one replica they are equal to the last bit.
+Digits, SGD with momentum, any number of replicas on logical CPU devices. A test holds its losses against the trainer's:
+they are equal to the last bit.
 
     python examples/plain_loop.py --replicas=2 --steps=200
 """

@@ -314,9 +314,6 @@ def test_a_signal_saves_and_the_same_command_goes_on_at_the_next_step(
     assert int(tensors(run_dir, total)["optimizer/iterations"]) == total
 
 
-@pytest.mark.xfail(
-    reason="AttributeError: the event file left by the first run is read while the step is traced", strict=True
-)
 def test_a_run_with_tensorboard_goes_on(tmp_path: Path) -> None:
     args = [*PLAIN_SGD, *NO_INTERVALS, f"--run_dir={tmp_path}", "--log_every=2", "--mode=train"]
     assert main(*args, "--train_steps=4") == 0
@@ -334,7 +331,7 @@ def test_nan_ends_with_3_names_the_step_and_leaves_the_last_good_checkpoint(
     done = run_cli([*args, f"--run_dir={tmp_path}"])
     assert done.code == 3
     line = error_line(done.stderr)
-    match = re.match(r"error: step (\d+): the loss is (nan|inf)", line)
+    match = re.match(r"error: step (\d+): replica 0 is not finite: (?:loss (nan|inf)|gradient of )", line)
     assert match, line
     bad = int(match[1])
     assert 1 < bad <= 4
@@ -460,7 +457,6 @@ def test_a_late_refusal_too_ends_with_2_and_one_line(
     error_line(capsys.readouterr().err)
 
 
-@pytest.mark.xfail(reason="flags.txt or config.json is there before the refusal", strict=True)
 @pytest.mark.parametrize("case", LATE)
 def test_a_late_refusal_too_writes_nothing(case: str, tmp_path: Path) -> None:
     args = ["--hidden=4", "--device=cpu", f"--run_dir={tmp_path / 'run'}", *LATE[case]]
@@ -482,7 +478,6 @@ def test_a_run_dir_that_is_a_file_or_in_a_file(tmp_path: Path, capsys: pytest.Ca
     assert contents(tmp_path) == {"file": b"kept"}
 
 
-@pytest.mark.xfail(reason="exit code 1 and FileExistsError: only training turns it into a refusal", strict=True)
 def test_a_run_dir_that_is_a_file_in_eval_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for run_dir in bad_run_dirs(tmp_path):
         assert main(f"--run_dir={run_dir}", "--mode=eval") == 2
@@ -512,7 +507,6 @@ def test_stopping_on_a_metric_that_is_not_there_is_refused_before_the_first_step
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
-@pytest.mark.xfail(reason="stop_when does nothing in train mode, and nothing says so", strict=True)
 def test_stopping_on_a_metric_where_nothing_is_evaluated_is_refused_or_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -521,7 +515,6 @@ def test_stopping_on_a_metric_where_nothing_is_evaluated_is_refused_or_said(
     assert code == 2 or "stop_when" in out + err
 
 
-@pytest.mark.xfail(reason="random weights are scored with exit code 0 and without a word", strict=True)
 def test_eval_mode_without_a_checkpoint_is_refused_or_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(f"--run_dir={tmp_path / 'no_such_run'}", "--mode=eval")
     out, err = capsys.readouterr()
@@ -551,7 +544,6 @@ def run_task(task: type, *args: str) -> int:
     return flags.run(train.train, argv, tasks={"own": task})
 
 
-@pytest.mark.xfail(reason="exit code 1: AutoGraph turns the ConfigError into a StagingError", strict=True)
 def test_a_rule_broken_in_the_traced_step_is_a_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_task(Scalar, f"--run_dir={tmp_path}") == 2
     assert error_line(capsys.readouterr().err).startswith("error: compute_loss returned a scalar loss")

@@ -77,7 +77,7 @@ def test_without_flags_a_task_runs_with_the_defaults() -> None:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[Any]) -> None:
     assert field.metadata["help"].strip()
-    assert field.metadata["group"] in ("run", "cluster", "optimizer", "loop", "checks")
+    assert field.metadata["group"] in ("run", "cluster", "precision", "optimizer", "loop", "checks")
     # Values that do not go with the defaults are given with their partner.
     values = {
         "workers": ["--workers=a:1,b:2", "--worker_index=1"],
@@ -91,13 +91,18 @@ def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[An
         "run_dir": ["--run_dir=somewhere"],
         "train_steps": ["--train_steps=7"],
         "train_epochs": ["--train_epochs=7"],
+        "accumulate_steps": ["--accumulate_steps=7"],
+        "loss_scale": ["--loss_scale=8", "--precision=mixed_float16"],
+        "ema_decay": ["--ema_decay=0.9"],
+        "learning_rate_multipliers": ["--learning_rate_multipliers=head=0.1"],
+        "muon_exclude": ["--muon_exclude=head", "--optimizer=muon"],
     }
     if field.name in values:
         args = values[field.name]
     elif field.metadata["choices"]:
         args = [f"--{field.name}={next(c for c in field.metadata['choices'] if c not in ('tpu', field.default))}"]
     elif isinstance(field.default, bool):
-        args = [f"--no{field.name}"]
+        args = [f"--no{field.name}" if field.default else f"--{field.name}"]
     else:
         args = [f"--{field.name}={1 if field.default != 1 else 0.5}"]
     if field.name == "clip_value":

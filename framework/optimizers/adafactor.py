@@ -64,7 +64,9 @@ class Adafactor(LocalOptimizer):
         exclude: Sequence[str] = (),
         rate_multipliers: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers)
+        super().__init__(
+            learning_rate=learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers
+        )
         above = {"decay_power": decay_power, "clip_threshold": clip_threshold, "epsilon_1": epsilon_1}
         for name, value in above.items():
             if not value > 0.0:

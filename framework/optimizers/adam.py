@@ -33,7 +33,9 @@ class Moments(LocalOptimizer):
         exclude: Sequence[str] = (),
         rate_multipliers: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers)
+        super().__init__(
+            learning_rate=learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers
+        )
         check_share("beta_1", beta_1)
         check_share("beta_2", beta_2)
         if not epsilon >= 0.0:

@@ -65,8 +65,8 @@ class LocalOptimizer(Optimizer):
 
     def __init__(
         self,
-        learning_rate: float | Schedule,
         *,
+        learning_rate: float | Schedule,
         weight_decay: float = 0.0,
         exclude: Sequence[str] = (),
         rate_multipliers: Mapping[str, float] | None = None,

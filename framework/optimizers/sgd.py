@@ -42,7 +42,7 @@ class SGD(LocalOptimizer):
         nesterov: bool = False,
         rate_multipliers: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(learning_rate, rate_multipliers=rate_multipliers)
+        super().__init__(learning_rate=learning_rate, rate_multipliers=rate_multipliers)
         if not 0.0 <= momentum <= 1.0:
             raise ConfigError(f"momentum={momentum} but it must be from 0 to 1; for example momentum=0.9")
         if nesterov and momentum == 0.0:

@@ -49,7 +49,9 @@ class LARS(LocalOptimizer):
         exclude: Sequence[str] = (),
         rate_multipliers: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers)
+        super().__init__(
+            learning_rate=learning_rate, weight_decay=weight_decay, exclude=exclude, rate_multipliers=rate_multipliers
+        )
         if not 0.0 <= momentum <= 1.0:
             raise ConfigError(f"momentum={momentum} but it must be from 0 to 1; for example momentum=0.9")
         if not trust_coefficient > 0.0:

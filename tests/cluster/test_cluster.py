@@ -87,7 +87,6 @@ def test_cluster_tf_config_without_tf_config() -> None:
     assert SAMPLE in str(caught.value)
 
 
-@pytest.mark.xfail(reason="cluster=tf_config with a TF_CONFIG that names nobody trains alone", strict=True)
 @pytest.mark.parametrize("text", ["{}", '{"cluster": {}}'])
 def test_cluster_tf_config_with_a_tf_config_that_names_nobody(text: str) -> None:
     with pytest.raises(ConfigError, match="TF_CONFIG"):
@@ -159,7 +158,6 @@ def test_c093_the_command_line_refuses_it_before_a_server_starts(
     assert not run_dir.exists()
 
 
-@pytest.mark.xfail(reason="TypeError: unhashable type, from looking the task's type up in the cluster", strict=True)
 @pytest.mark.parametrize("kind", [["worker"], {"worker": 0}])
 def test_c093_a_task_type_that_is_no_text(kind: Any) -> None:
     with pytest.raises(ConfigError, match="type"):
@@ -200,9 +198,6 @@ def test_any_tf_config_gives_a_cluster_or_a_config_error(text: str) -> None:
 # --- C091 ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    reason="a TF_CONFIG set after the Trainer was made is not noticed; the process trains alone", strict=True
-)
 def test_c091_a_tf_config_set_too_late_stops_the_run(
     make_line: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,7 +110,9 @@ def test_c091_the_first_lines_name_workers_index_and_replicas(gang: Gang) -> Non
     assert len(workers) == 2
     assert f"cluster: worker 0 of 2 ({', '.join(workers)}), from TF_CONFIG" in lines
     assert "batch: 32 examples a step = 2 replicas x 16; any split is exact" in lines
-    assert any(line.startswith("strategy: multi_worker, 1 replica on CPU (TF_CONFIG names 2") for line in lines)
+    assert any(
+        line.startswith("strategy: multi_worker, 1 replica a worker on CPU (TF_CONFIG names 2") for line in lines
+    )
 
 
 def test_only_the_chief_talks(gang: Gang) -> None:

@@ -75,7 +75,6 @@ def test_b19_a_strategy_of_one_worker_with_a_cluster_of_two(strategy: str) -> No
     assert "--cluster=none" in message
 
 
-@pytest.mark.xfail(reason="the cure is --cluster=none, which is refused beside --workers", strict=True)
 def test_b19_the_cure_for_workers_that_come_from_flags_can_be_followed() -> None:
     flags: dict[str, Any] = {"workers": "a:2222,b:2222", "worker_index": 0}
     message = refusal(cluster=Cluster(("a:2222", "b:2222"), 0, "flags"), strategy="mirrored", **flags)
@@ -84,17 +83,6 @@ def test_b19_the_cure_for_workers_that_come_from_flags_can_be_followed() -> None
     assert "--cluster=none" not in message
 
 
-@pytest.mark.xfail(
-    reason="several workers on CPU: TensorFlow makes one replica a worker, but num_replicas=2 is taken and shown",
-    strict=True,
-)
-def test_b19_several_replicas_on_each_cpu_worker_cannot_be_had() -> None:
-    assert "num_replicas=2" in refusal(cluster=TWO, num_replicas=2)
-
-
-@pytest.mark.xfail(
-    reason="with a TPU about and device=auto, a strategy that was asked for by name becomes tpu", strict=True
-)
 def test_every_combination_gives_a_choice_or_a_refusal() -> None:
     strategies = ("auto", "one_device", "mirrored", "multi_worker", "tpu")
     algorithms = ("auto", "one_device", "nccl", "ring")

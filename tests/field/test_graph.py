@@ -261,7 +261,6 @@ class Frozen(Counted):
         return optimizers.SGD(learning_rate=0.01, momentum=0.9)
 
 
-@pytest.mark.xfail(reason="refresh() builds the optimizer a second time, which is refused", strict=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_c106_unfreezing_a_layer_retraces_once_and_keeps_the_other_slots(replicas: int) -> None:
     trainer = Frozen(config(num_replicas=replicas))
@@ -321,13 +320,7 @@ LATE = pytest.mark.parametrize(
     "make",
     [
         pytest.param(LateModel, id="keras"),
-        pytest.param(
-            LateModule,
-            id="module",
-            marks=pytest.mark.xfail(
-                reason="two replicas: UnliftableError for a tf.Variable made in the module's first call", strict=True
-            ),
-        ),
+        pytest.param(LateModule, id="module"),
     ],
 )
 
@@ -397,7 +390,6 @@ class Mixed(tf.Module):
         return self.dense(inputs) * self.scale
 
 
-@pytest.mark.xfail(reason="tf.Module.trainable_variables, which is used, does not see Keras layers", strict=True)
 def test_a_keras_layer_in_a_module_is_trained() -> None:
     trainer = with_model(Mixed)(config())
     trainer.build()
@@ -407,7 +399,6 @@ def test_a_keras_layer_in_a_module_is_trained() -> None:
     assert [name for name in before if np.all(before[name] == after[name])] == []
 
 
-@pytest.mark.xfail(reason="the layer is made in the first step, without slots, and never trained", strict=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_c107_one_late_layer_in_a_module_is_built_or_refused_by_name_before_step_1(replicas: int) -> None:
     trainer = with_model(lambda: Mixed(built=False))(config(num_replicas=replicas))

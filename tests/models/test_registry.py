@@ -78,7 +78,6 @@ def test_one_task_may_be_registered_twice_and_under_two_names() -> None:
     assert register("digits")(digits) is digits
 
 
-@pytest.mark.xfail(reason="refused: 'registered by lab.first.Blobs and by lab.first.Blobs'", strict=True)
 def test_a_script_or_notebook_cell_that_is_run_again_replaces_its_task() -> None:
     register("blobs")(task())
     again = register("blobs")(task())

@@ -1,4 +1,4 @@
-"""N replicas x K micro-batches = one replica x the whole batch, for every kind of model, also with uneven last batches."""
+"""N replicas x K micro-batches = one replica x the whole batch, for every kind of model and uneven last batches."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Case(Trainer):
         return [keras.layers.Dense(8, activation="tanh", dtype=self.dtype)]
 
     def build_model(self) -> Any:
-        return keras.Sequential([keras.Input((6,), dtype=self.dtype), *self.layers(), keras.layers.Dense(3, dtype=self.dtype)])
+        return keras.Sequential(
+            [keras.Input((6,), dtype=self.dtype), *self.layers(), keras.layers.Dense(3, dtype=self.dtype)]
+        )
 
     def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
         x, y = batch
@@ -89,7 +91,12 @@ def run(case: type[Case], replicas: int, micros: int, **changes: Any) -> tuple[l
     losses: list[float] = []
     settings = {"train_steps": STEPS, "optimizer": "sgd", "learning_rate": 0.1, "momentum": 0.9} | changes
     config = RunConfig(
-        global_batch_size=BATCH, num_replicas=replicas, accumulate_steps=micros, device="cpu", progress="off", **settings
+        global_batch_size=BATCH,
+        num_replicas=replicas,
+        accumulate_steps=micros,
+        device="cpu",
+        progress="off",
+        **settings,
     )
 
     class Recording(case):  # type: ignore[valid-type, misc]
