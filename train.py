@@ -31,10 +31,11 @@ def train(command: flags.Command) -> int:
         results = trainer.train(evaluate=command.mode == "train_and_eval")
     if chatty and results:
         print("  ".join(f"{name} {value:.4g}" for name, value in results.items()))
-        print(
-            f"run folder: {config.run_dir}; curves: tensorboard --logdir {config.run_dir}/tensorboard; "
-            f"figures: {config.run_dir}/metrics.jsonl"
-        )
+        if config.run_dir:
+            print(
+                f"run folder: {config.run_dir}; curves: tensorboard --logdir {config.run_dir}/tensorboard; "
+                f"figures: {config.run_dir}/metrics.jsonl"
+            )
     return 0
 
 

@@ -48,6 +48,12 @@ def unbuilt_layers(model: Any) -> list[str]:
     return [layer.name for layer in layers_of(model) if not layer.built]
 
 
+def made_trainable(model: Any) -> list[Any]:
+    """The variables that Keras layers made as weights, also in layers that are frozen now: no state of a step."""
+    # Private: a frozen layer lists its weights and its moving statistics alike.
+    return [native(v) for layer in layers_of(model) for v in getattr(layer, "_trainable_variables", ())]
+
+
 def layers_of(model: Any) -> list[Any]:
     """The Keras layers in a model, itself included."""
     import keras

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from framework.checkpoint.names import layers_of, trainable_variables, variable_names
+from framework.checkpoint.names import layers_of, made_trainable, trainable_variables, variable_names
 from framework.cluster import strategy as strategies
 from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import micro_parts
 from framework.step import gradients as step_gradients
 from framework.step import randomness
-from framework.step.gradients import StepSums, accumulate, native, power_of_two, row_count
+from framework.step.gradients import StepSums, accumulate, local_only, native, power_of_two, row_count
 from framework.step.reduce import Reduction, all_reduce_sum, reduce_stats
 from framework.step.state import LossScale, ReplicaState, WeightAverage
 from framework.step.update import Update, apply
@@ -63,7 +63,8 @@ class Stepper:
         rest = {name: v for name, v in named.items() if v.ref() not in trainable}
         self._generators = randomness.seed_generators(list(rest.values()), list(rest))
         generators = {v.ref() for v in self._generators}
-        held = {name: v for name, v in rest.items() if v.ref() not in generators}
+        weights = {v.ref() for v in made_trainable(t.model)}
+        held = {name: v for name, v in rest.items() if v.ref() not in generators | weights}
         self._replica_state = ReplicaState(held, t.replica_state())
         if config.precision == "mixed_float16" and self._scale is None:
             self._scale = LossScale(config.loss_scale or 2.0**15, dynamic=not config.loss_scale)
@@ -289,7 +290,8 @@ def _compiled(local: Callable[[Any], StepSums], batch: Any) -> StepSums:
 
     @tf.function(jit_compile=True)
     def run(batch: Any) -> Any:
-        sums = kept["sums"] = local(batch)
+        with local_only("inside XLA; pass --jit=off"):
+            sums = kept["sums"] = local(batch)
         dense = [None if g is None else tf.convert_to_tensor(g) for g in sums.gradients]
         return dense, sums.weight, {n: (s.value, s.weight) for n, s in sums.stats.items()}
 

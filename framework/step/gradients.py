@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -40,6 +42,27 @@ class StepSums:
     state: dict[str, Stat] = dataclasses.field(default_factory=dict)
     norms: tf.Tensor | None = None
     reduced: bool = False
+
+
+_thread = threading.local()  # each replica is traced in its own thread
+
+
+@contextlib.contextmanager
+def local_only(why: str) -> Iterator[None]:
+    """Marks code, while it is traced, where replicas cannot meet; ``forbid_communication`` raises inside the block."""
+    before = getattr(_thread, "why", "")
+    _thread.why = why
+    try:
+        yield
+    finally:
+        _thread.why = before
+
+
+def forbid_communication() -> None:
+    """Raises ConfigError where replicas cannot meet."""
+    why = getattr(_thread, "why", "")
+    if why:
+        raise ConfigError(f"the loss communicates with other replicas, but replicas cannot meet {why}")
 
 
 def gradients(
@@ -152,7 +175,8 @@ def _looped(
     traced: dict[str, Any] = {}  # filled while the body is traced
 
     def body(k: tf.Tensor, weight: tf.Tensor, vectors: Any, gradients: Any) -> Any:
-        sums = one(part(k), k)
+        with local_only("inside the loop over micro-batches; leave --accumulate_steps out"):
+            sums = one(part(k), k)
         traced["sums"] = sums
         traced["layout"] = layout = StatLayout(sums.stats)
         new = layout.vectors(sums.stats)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from framework.errors import LockstepError
-from framework.step.gradients import StepSums
+from framework.step.gradients import StepSums, forbid_communication
 from framework.step.values import Stat
 
 DEFAULT_PACK_BYTES = 32_000_000
@@ -120,7 +120,10 @@ def all_gather(value: Any, axis: int = 0, options: Any = None) -> tf.Tensor:
       LockstepError: called outside a replica.
     """
     context = _context()
-    return value if context.num_replicas_in_sync == 1 else context.all_gather(value, axis, options)
+    if context.num_replicas_in_sync == 1:
+        return value
+    forbid_communication()
+    return context.all_gather(value, axis, options)
 
 
 def _context() -> Any:

@@ -56,10 +56,11 @@ class ReplicaState:
         for name, variable in self._variables.items():
             rule, value = self._rules[name], variable.read_value()
             if rule == "mean":
-                # Statistics over no example are NaN, which times 0 is NaN.
+                # The change and not the value: what no replica touched stays as it is, to the last bit. Statistics over
+                # no example are NaN, which times 0 is NaN.
                 count = tf.cast(rows, value.dtype)
-                kept = tf.where(count > 0, value, tf.zeros_like(value))
-                result[name] = Stat("mean", kept * count, count)
+                change = tf.where(count > 0, value - before[name], tf.zeros_like(value))
+                result[name] = Stat("mean", change * count, count)
             elif rule == "max":
                 result[name] = Stat("max", value)
             elif rule == "sum":
@@ -72,7 +73,7 @@ class ReplicaState:
             variable, value = self._variables[name], stat.value
             if stat.kind == "mean":
                 assert stat.weight is not None
-                value = tf.where(stat.weight > 0, tf.math.divide_no_nan(value, stat.weight), before[name])
+                value = before[name] + tf.math.divide_no_nan(value, stat.weight)
             elif stat.kind == "sum":
                 value = before[name] + value
             variable.assign(value)
