@@ -95,17 +95,22 @@ class ContenderProcess:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        timer = threading.Timer(self._limit, self._process.kill)
+        expired = threading.Event()
+
+        def kill() -> None:
+            expired.set()
+            self._process.kill()
+
+        timer = threading.Timer(self._limit, kill)
         timer.start()
         try:
             line = self._process.stdout.readline()
         finally:
-            expired = timer.finished.is_set()
             timer.cancel()
         if line:
             return json.loads(line)
         code = self._process.wait()
         self._errors.seek(0)
         tail = self._errors.read().decode(errors="replace")[-2000:]
-        why = f"gave no answer in {self._limit:g} s" if expired else f"ended with code {code}"
+        why = f"gave no answer in {self._limit:g} s" if expired.is_set() else f"ended with code {code}"
         raise ContenderFailed(f"contender {self._name} {why}\n{tail}")

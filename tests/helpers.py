@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pathlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from framework import LossOutput, RunConfig, Sum, Trainer, optimizers
@@ -141,3 +144,21 @@ def per_replica(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
     return strategy.experimental_distribute_values_from_function(
         lambda context: tf.nest.map_structure(tf.convert_to_tensor, values[context.replica_id_in_sync_group])
     )
+
+
+@pytest.fixture(scope="session")
+def frozen_heap() -> None:
+    """Sets aside the million objects of TensorFlow and Keras, so that a collection looks at those of the tests only."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def young_iterators(frozen_heap: None) -> Iterator[None]:
+    """Frees a test's data iterators right after it.
+
+    Freeing one may have to wait for tf.data's autotune thread, which sleeps about as long as the iterator is old, up to
+    a minute; left to a later collection it would stall whatever test is running then.
+    """
+    yield
+    gc.collect()

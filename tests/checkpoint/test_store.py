@@ -134,7 +134,7 @@ def test_a_checkpoint_whose_data_is_not_as_the_manifest_says_is_passed_over(tmp_
 def test_data_that_cannot_be_read_is_an_error_with_the_folder(tmp_path: pathlib.Path) -> None:
     made = filled(tmp_path, [4])
     pathlib.Path(made.path(4), "data.index").write_bytes(b"nothing")
-    with pytest.raises(LockstepError, match="cannot read checkpoint .*step-00000004"):
+    with pytest.raises(LockstepError, match=r"cannot read checkpoint .*step-00000004"):
         made.load(4)
 
 
@@ -214,7 +214,7 @@ def blocked(folder: pathlib.Path) -> CheckpointStore:
 def test_b43_an_error_in_the_background_comes_up_at_the_next_call_and_once(tmp_path: pathlib.Path, call: str) -> None:
     made = blocked(tmp_path)
     made.save(1, VALUES)
-    with pytest.raises(LockstepError, match="saving a checkpoint failed: .*checkpoints") as error:
+    with pytest.raises(LockstepError, match=r"saving a checkpoint failed: .*checkpoints") as error:
         made.save(2, VALUES) if call == "save" else made.wait()
     assert isinstance(error.value.__cause__, OSError)
     made.check()  # told once

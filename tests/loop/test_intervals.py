@@ -244,14 +244,12 @@ def test_b11_a_scalar_of_the_step_is_there_only_at_the_interval(
     assert [value for _, value in events(folder, tag)] == [4.0, 8.0, 12.0]
 
 
-@pytest.mark.xfail(strict=True, reason="the tag has the name scopes of the compiled loop before it: while/seen")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_b11_a_scalar_of_the_step_has_the_tag_it_was_given(tmp_path: pathlib.Path, replicas: int) -> None:
     Writing(settings(run_dir=tmp_path, num_replicas=replicas, tensorboard=True)).train()
     assert "seen" in tags(tmp_path / "tensorboard" / "train")
 
 
-@pytest.mark.xfail(strict=True, reason="the compiled step holds the writer that the end of the first call closed")
 def test_b11_a_scalar_of_the_step_is_written_in_a_second_call_too(tmp_path: pathlib.Path) -> None:
     trainer = Writing(settings(run_dir=tmp_path, train_steps=8, log_every=2, tensorboard=True))
     trainer.train(4)
@@ -261,7 +259,6 @@ def test_b11_a_scalar_of_the_step_is_written_in_a_second_call_too(tmp_path: path
     assert events(folder, tag) == [(2, 2.0), (4, 4.0), (6, 6.0), (8, 8.0)]
 
 
-@pytest.mark.xfail(strict=True, reason="the marks of a restart are made while tracing: the loop writes them each step")
 def test_a_run_is_marked_as_started_once_and_not_at_each_step(tmp_path: pathlib.Path) -> None:
     Toy(settings(run_dir=tmp_path, train_steps=6, tensorboard=True)).train()
     [file] = (tmp_path / "tensorboard" / "train").iterdir()
@@ -270,7 +267,6 @@ def test_a_run_is_marked_as_started_once_and_not_at_each_step(tmp_path: pathlib.
     assert events(tmp_path / "tensorboard" / "train", "loss")[-1][0] == 6
 
 
-@pytest.mark.xfail(strict=True, reason="old event files are read while tracing, where a dataset gives no values")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_run_with_tensorboard_can_be_resumed(tmp_path: pathlib.Path, replicas: int) -> None:
     config = settings(run_dir=tmp_path, train_steps=3, tensorboard=True, num_replicas=replicas)
@@ -306,7 +302,6 @@ def test_b12_data_replaced_between_two_calls_is_used(replicas: int) -> None:
     assert (trainer.step, trainer.examples_seen, trainer.asked) == (9, 36, 3)
 
 
-@pytest.mark.xfail(strict=True, reason="the position in the old dataset is skipped in the new one, and nothing is left")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_b12_a_dataset_replaced_between_two_calls_is_used(replicas: int) -> None:
     class AsDataset(Replaced):
@@ -408,7 +403,6 @@ def test_a_hook_is_told_of_begin_steps_evaluations_and_end_in_order() -> None:
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="hooks() is called anew at each evaluation, and its new hooks are told")
 def test_the_hook_that_began_is_the_one_told_of_evaluations() -> None:
     notes: list[tuple[Any, ...]] = []
     made: list[Noting] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -211,10 +212,11 @@ def test_b24_a_nan_stops_at_its_step_and_leaves_the_last_checkpoint(
         num_replicas=replicas,
     )
     trainer = BadAt(config)
-    message = "step 3: the loss is nan; no update was made; the last checkpoint is of step 2. "
+    message = r"step 3: replica \d is not finite: loss nan, gradient of w; no update was made; "
+    message += r"the last checkpoint is of step 2\. "
     with pytest.raises(CheckFailed) as error:
         trainer.train()
-    assert str(error.value).startswith(message)
+    assert re.match(message, str(error.value))
     assert error.value.exit_code == 3 and "\n" not in str(error.value)
     assert trainer.step == 2 and store(tmp_path).steps() == [2]
     for copy in copies(trainer):  # two updates of -0.25
@@ -227,11 +229,10 @@ def test_b24_a_nan_stops_at_its_step_and_leaves_the_last_checkpoint(
     # The same command meets the same example again, at the same step.
     with pytest.raises(CheckFailed) as error:
         BadAt(config).train()
-    assert str(error.value).startswith(message)
+    assert re.match(message, str(error.value))
     assert tree(tmp_path / "checkpoints") == before
 
 
-@pytest.mark.xfail(strict=True, reason="the message does not wait for the save that is running, and says there is none")
 def test_b24_the_message_knows_of_a_checkpoint_that_is_still_being_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,9 +262,7 @@ def test_b24_a_bad_gradient_is_told_from_a_bad_loss(tmp_path: pathlib.Path) -> N
             return LossOutput(loss=tf.sqrt(model.w * batch))
 
     trainer = Root(settings(run_dir=tmp_path))
-    with pytest.raises(
-        CheckFailed, match=r"^step 2: a gradient is not finite \(the loss is 1\.5\); no update was made"
-    ):
+    with pytest.raises(CheckFailed, match=r"^step 2: replica 0 is not finite: gradient of w; no update was made"):
         trainer.train()
     assert trainer.step == 1
 
@@ -289,7 +288,6 @@ def test_a_skipped_step_moves_no_weight_is_counted_and_left_out_of_the_figures(
     assert json.loads((tmp_path / "summary.json").read_text())["nonfinite_steps"] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the rows of a skipped step are not counted where the data is a dataset")
 def test_examples_of_a_skipped_step_were_delivered_all_the_same() -> None:
     class Skipping(BadAt):
         def train_data(self) -> Any:
@@ -300,9 +298,6 @@ def test_examples_of_a_skipped_step_were_delivered_all_the_same() -> None:
     assert (trainer.step, trainer.examples_seen) == (4, 16)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the message looks for the figure loss, which a step of the user's need not have"
-)
 def test_a_nonfinite_step_without_a_figure_called_loss_is_a_failed_check() -> None:
     class Nameless(BadAt):
         def train_step(self, batch: Any) -> Any:
@@ -371,7 +366,6 @@ def test_the_best_checkpoint_outlives_newer_ones(tmp_path: pathlib.Path, replica
     assert saved(tmp_path, 4)["model/w"] == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="a checkpoint saved at a step before its evaluation never gets the figures")
 def test_the_best_is_known_where_the_only_evaluation_follows_the_checkpoint(tmp_path: pathlib.Path) -> None:
     Dipping(settings(run_dir=tmp_path, checkpoint_every=4, keep_best="loss:min")).train()
     assert store(tmp_path, best=("loss", "min")).best_step() == 4
@@ -470,7 +464,6 @@ def test_figures_of_an_eval_step_are_reduced_as_they_are_named(replicas: int) ->
     assert result == {"mean": -3.0, "all": -15.0, "most": -1.0, "examples": 5.0}
 
 
-@pytest.mark.xfail(strict=True, reason="refresh() builds the optimizer a second time, which every optimizer refuses")
 def test_a_layer_frozen_after_some_steps_stays_and_the_step_retraces_once() -> None:
     class Frozen(Toy):
         xs = np.ones([8, 1], np.float32)
@@ -564,10 +557,7 @@ def test_an_evaluation_needs_no_training_data_whatever_the_config_says_of_epochs
     assert Scorer(settings(train_steps=None, train_epochs=2)).evaluate()["examples"] == 12.0
 
 
-UNLIFTABLE = pytest.mark.xfail(strict=True, reason="it builds itself while the replicas are traced: UnliftableError")
-
-
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=UNLIFTABLE)])
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", ["sequential", "layer"])
 def test_c107_a_sequential_without_input_and_a_bare_layer_are_built(kind: str, replicas: int) -> None:
     class Unbuilt(LazyToy):
@@ -688,7 +678,6 @@ def test_a_variable_out_of_the_loss_is_left_alone_and_named_in_one_warning(
     assert "the loss does not depend on b; left unchanged" in capfd.readouterr().out
 
 
-@pytest.mark.xfail(strict=True, reason="each replica is traced in a thread of its own, and each of them warns")
 def test_the_warning_about_a_variable_out_of_the_loss_is_given_once(capfd: pytest.CaptureFixture[str]) -> None:
     class Unused(Toy):
         def build_model(self) -> Any:
