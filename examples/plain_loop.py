@@ -21,6 +21,18 @@ import tensorflow as tf
 DATA = pathlib.Path(__file__).parents[1] / "input_pipelines" / "data" / "digits.npz"
 
 
+def word(value: int) -> tf.Tensor:
+    """32 bits as TensorFlow wants them."""
+    return tf.constant(value, tf.uint32)
+
+
+def mix(value: tf.Tensor) -> tf.Tensor:
+    """Spreads 32 bits over 32 bits (MurmurHash3's finaliser): the shuffle below hardly mixes its key itself."""
+    for factor in (0x85EBCA6B, 0xC2B2AE35):
+        value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, word(16))) * word(factor)
+    return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, word(16)))
+
+
 def main() -> list[float]:
     """Trains, prints the loss now and then, and returns the loss of every step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -58,10 +70,9 @@ def main() -> list[float]:
         """Element i is what replica i % N gets at step i // N; the strategy deals them out in turn."""
         positions = tf.range(share, dtype=tf.int64) + i * share
         epoch = tf.cast(positions // size, tf.uint32)
-        constants = [tf.fill([share], tf.constant(c, tf.uint32)) for c in (flags.seed, 0x6F726465)]
-        index = tf.raw_ops.RandomIndexShuffle(
-            index=positions % size, seed=tf.stack([*constants, epoch], 1), max_index=size - 1, rounds=8
-        )
+        key = mix(epoch * word(0x9E3779B9) + mix(word(flags.seed) + word(0x6F726465)))  # of seed and epoch
+        key = tf.stack([key, mix(key + word(1)), mix(key + word(2))], 1)
+        index = tf.raw_ops.RandomIndexShuffle(index=positions % size, seed=key, max_index=size - 1, rounds=8)
         return tf.gather(images, index), tf.gather(labels, index)
 
     dataset = tf.data.Dataset.counter().map(replica_batch, num_parallel_calls=2).prefetch(4)

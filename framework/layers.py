@@ -54,10 +54,11 @@ class SyncBatchNormalization(keras.layers.Layer):
         """Normalises with the batch's statistics while training, else with the moving ones."""
         wide = tf.cast(inputs, tf.float64 if inputs.dtype == "float64" else tf.float32)
         if training and self.trainable:
-            mean, variance = synchronized_moments(wide)
+            mean, variance, count = synchronized_moments(wide)
             for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
                 old = tf.convert_to_tensor(moving.value)
-                moving.assign(old * self.momentum + tf.cast(value, old.dtype) * (1.0 - self.momentum))
+                new = old * self.momentum + tf.cast(value, old.dtype) * (1.0 - self.momentum)
+                moving.assign(tf.where(count > 0, new, old))
         else:
             mean, variance = (tf.cast(v.value, wide.dtype) for v in (self.moving_mean, self.moving_variance))
         factor = tf.math.rsqrt(variance + self.epsilon)
@@ -74,8 +75,8 @@ class SyncBatchNormalization(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
-def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance ``[channels]`` of ``[batch, ..., channels]`` over the examples of all replicas.
+def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Mean and variance ``[channels]``, and the count they are of, of ``[batch, ..., channels]`` over the examples of all replicas.
 
     In replica context they are of all replicas together, and so is their gradient; elsewhere of ``value`` alone.
     Without any example both are 0.
@@ -85,7 +86,7 @@ def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     total, count = _over_replicas([tf.reduce_sum(value, axes), count])
     mean = tf.math.divide_no_nan(total, count)
     (squares,) = _over_replicas([tf.reduce_sum(tf.square(value - mean), axes)])
-    return mean, tf.math.divide_no_nan(squares, count)
+    return mean, tf.math.divide_no_nan(squares, count), count
 
 
 def _over_replicas(tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -29,9 +29,27 @@ def example_indices(positions: tf.Tensor, size: int, seed: int, shuffle: bool) -
     epoch = tf.cast(positions // size, tf.uint32)
     # The op refuses an empty vector, which a replica without an example has: a row is put in front and taken off again.
     index, epoch = tf.concat([[0], index], 0), tf.concat([[0], epoch], 0)
-    constants = [tf.fill(tf.shape(epoch), tf.constant(c, tf.uint32)) for c in (seed, _ORDER)]
     last = tf.constant(size - 1, tf.int64)
-    shuffled = tf.raw_ops.RandomIndexShuffle(
-        index=index, seed=tf.stack([*constants, epoch], 1), max_index=last, rounds=8
-    )
+    shuffled = tf.raw_ops.RandomIndexShuffle(index=index, seed=_keys(epoch, seed), max_index=last, rounds=8)
     return tf.ensure_shape(shuffled[1:], positions.shape)
+
+
+def _keys(epoch: tf.Tensor, seed: int) -> tf.Tensor:
+    """uint32 ``[rows, 3]``: three words that depend on all bits of seed and epoch.
+
+    The op itself hardly mixes its key: with the epoch as it is in one word there are 256 orders, then they come again.
+    """
+    first = _mix(epoch * _word(0x9E3779B9) + _mix(_word(seed) + _word(_ORDER)))
+    return tf.stack([first, _mix(first + _word(1)), _mix(first + _word(2))], 1)
+
+
+def _mix(value: tf.Tensor) -> tf.Tensor:
+    """A bijection of 32 bits in which each input bit changes each output bit (MurmurHash3, Appleby 2011)."""
+    half = _word(16)
+    for factor in (0x85EBCA6B, 0xC2B2AE35):
+        value = tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, half)) * _word(factor)
+    return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, half))
+
+
+def _word(value: int) -> tf.Tensor:
+    return tf.constant(value, tf.uint32)

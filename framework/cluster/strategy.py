@@ -82,6 +82,11 @@ def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) ->
             f"collective_timeout={config.collective_timeout} with one worker: there is no other worker to wait for; "
             "leave it out"
         )
+    if config.on_nonfinite == "rollback" and cluster.num_workers > 1:
+        raise ConfigError(
+            f"on_nonfinite=rollback with {cluster.num_workers} workers: only one worker can go back inside a run; "
+            "pass --on_nonfinite=stop and start again from the last checkpoint"
+        )
     possible = _ALL_REDUCE[kind, device]
     if config.all_reduce not in ("auto", *possible):
         raise ConfigError(

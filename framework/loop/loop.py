@@ -61,9 +61,18 @@ class CompiledLoop:
       strategy: the distribution strategy.
       replica_step: see ``ReplicaStep``; called in replica context while tracing.
       stop_on_alarm: leave the loop at the first alarm.
+      timed: measure the time spent waiting for input.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, replica_step: ReplicaStep, *, stop_on_alarm: bool = True):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        replica_step: ReplicaStep,
+        *,
+        stop_on_alarm: bool = True,
+        timed: bool = True,
+    ):
+        self._timed = timed
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -77,6 +86,12 @@ class CompiledLoop:
         if self._layout is None:
             raise LockstepError("the loop has not run yet, so its figures are not known")
         return self._layout
+
+    def _clock(self) -> tf.Tensor:
+        """Seconds, float64; 0 with --deterministic, where TensorFlow refuses to tell the time: then waiting is not measured."""
+        if self._timed:
+            return tf.timestamp()
+        return tf.constant(0.0, tf.float64)
 
     def _function(self, feed: Feed) -> Any:
         if feed.bounded not in self._functions:
@@ -145,7 +160,7 @@ class CompiledLoop:
                 optional = iterator.get_next_as_optional()
                 has_value = optional.has_value()
             with tf.control_dependencies(_leaves(batch) if has_value is None else [has_value]):
-                ready = tf.timestamp()
+                ready = self._clock()
             # Until `before` the step before this one was still computing: that part was not spent on waiting.
             waited += tf.maximum(ready - before, 0.0)
 
@@ -153,9 +168,11 @@ class CompiledLoop:
                 number = first + tf.cast(i, tf.int64)
                 *new, finite, alarm, rows, new_norms = one_step(batch, number)
                 with tf.control_dependencies([new[0], finite]):
-                    end = tf.timestamp()
+                    end = self._clock()
                 # A step skipped for its gradients alone still has figures.
-                usable = tf.reduce_all(tf.math.is_finite(new[0]))
+                usable = finite
+                if "loss" in self.layout.kinds:
+                    usable |= tf.math.is_finite(new[0][self.layout.place("loss")])
                 merged = [
                     _merge(total, tf.where(usable, part, tf.fill(tf.shape(part), neutral)), combine)
                     for total, part, (combine, neutral) in zip(totals[:3], new, _COMBINE, strict=False)
@@ -187,7 +204,7 @@ class CompiledLoop:
             no, zero, empty = tf.constant(False), tf.constant(0), tf.zeros([0], tf.float64)
             nothing = tf.constant(0.0, tf.float64)
             counts = (zero, zero, tf.constant(0, tf.int64), nothing)
-            state = (zero, no, no, *counts, nothing, tf.timestamp(), tf.zeros([0]), *[empty] * 4)
+            state = (zero, no, no, *counts, nothing, self._clock(), tf.zeros([0]), *[empty] * 4)
             shapes = tuple(tf.TensorShape([None]) if s.shape.rank else s.shape for s in state)
             result = tf.while_loop(
                 lambda i, ended, failed, *_: (i < limit) & tf.logical_not(ended | failed),

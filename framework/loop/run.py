@@ -64,7 +64,12 @@ class Run:
 
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
-        return CompiledLoop(t.strategy, self._replica_step, stop_on_alarm=t.config.on_nonfinite != "skip")
+        return CompiledLoop(
+            t.strategy,
+            self._replica_step,
+            stop_on_alarm=t.config.on_nonfinite != "skip",
+            timed=not t.config.deterministic,
+        )
 
     def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:
         with self.summaries(step):
@@ -172,6 +177,8 @@ class Run:
                 self.say(self.alarms.look(result, self.saving.latest))
             if result.failed:
                 feed, log = self._go_back(goal), Window()
+                for trigger in triggers:
+                    trigger.begin(t.step, time.monotonic())
                 continue
             if not compiled and result.steps:
                 self._after_first_step(result)

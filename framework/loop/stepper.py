@@ -68,8 +68,9 @@ class Stepper:
         self._replica_state = ReplicaState(held, t.replica_state())
         if config.precision == "mixed_float16" and self._scale is None:
             self._scale = LossScale(config.loss_scale or 2.0**15, dynamic=not config.loss_scale)
-        if config.ema_decay and self._average is None:
-            self._average = WeightAverage({n: v for n, v in named.items() if v.ref() in trainable}, config.ema_decay)
+        if config.ema_decay:
+            self._average = self._average or WeightAverage(config.ema_decay)
+            self._average.add({n: v for n, v in named.items() if v.ref() in trainable})
 
     def state(self) -> dict[str, tf.Variable]:
         """Variables of a checkpoint by name."""
@@ -101,9 +102,22 @@ class Stepper:
         scale = self._scale.value() if self._scale is not None else None
         place = getattr(_thread, "place", None) or randomness.Place(t.config.seed, tf.zeros([], tf.int64))
 
+        seeds = randomness.generator_seeds(self._generators)
+
         def one(micro_batch: Any, k: Any) -> StepSums:
+            if tf.nest.flatten(micro_batch)[0].shape[0] is not None:
+                return local_part(micro_batch, k)
+            # It may have no example; then normalisation layers give NaN, in their gradients and in their statistics.
+            there = row_count(micro_batch) > 0
+            kept = self._replica_state.read() if self._replica_state is not None else {}
+            sums = local_part(micro_batch, k)
+            if self._replica_state is not None:
+                self._replica_state.keep_unless(there, kept)
+            return dataclasses.replace(sums, gradients=[_zero_unless(there, g) for g in sums.gradients])
+
+        def local_part(micro_batch: Any, k: Any) -> StepSums:
             with randomness.at(dataclasses.replace(place, micro=k)):
-                randomness.place_generators(self._generators)
+                randomness.place_generators(self._generators, seeds)
                 local = functools.partial(
                     step_gradients.gradients,
                     variables=variables,
@@ -121,7 +135,7 @@ class Stepper:
                 "XLA here covers local work only; pass --jit=off"
             )
         sums = accumulate(one, batch, count, variables=variables, unroll=unroll, sizes=sizes)
-        randomness.reset_generators(self._generators)
+        randomness.reset_generators(self._generators, seeds)
         self._note(variables, sums)
         rows = _rows(batch)
         state: dict[str, Stat] = {}
@@ -262,6 +276,13 @@ class _Step:
 def _step() -> _Step:
     """The step being traced in this thread; outside of the loop, one that nobody reads."""
     return getattr(_thread, "step", None) or _Step()
+
+
+def _zero_unless(there: tf.Tensor, gradient: Any) -> Any:
+    """``gradient``, or zeros if not ``there``; slices of no example have no rows anyway."""
+    if gradient is None or isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.where(there, gradient, tf.zeros_like(gradient))
 
 
 def _rows(batch: Any) -> Stat:

@@ -22,6 +22,8 @@ _MICRO_BITS, _REPLICA_BITS, _DRAW_BITS = 10, 14, 8
 _STEP_SHIFT = _MICRO_BITS + _REPLICA_BITS + _DRAW_BITS
 MAX_MICRO_BATCHES = 2**_MICRO_BITS
 _MASK_63 = 2**63 - 1
+# Odd constants of SplitMix64 (Steele et al. 2014), as signed 64 bits.
+_GOLDEN, _ODD = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +95,34 @@ def seed_generators(variables: Sequence[tf.Variable], names: Sequence[str]) -> l
     ]
 
 
-def place_generators(states: Sequence[tf.Variable]) -> None:
-    """Sets this replica's copies of the generators' counters to the present place; their seeds stay."""
-    counter = here().counter() if states else None
-    for state in states:
-        state.assign(tf.stack([state.read_value()[0], tf.cast(counter, state.dtype)]))
+def generator_seeds(states: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """The generators' own seeds, before ``place_generators`` mixes places into them."""
+    return [state.read_value()[0] for state in states]
 
 
-def reset_generators(states: Sequence[tf.Variable]) -> None:
-    """Sets the counters back to 0: between steps the copies of all replicas are equal, and there is nothing to save."""
-    for state in states:
-        state.assign(tf.stack([state.read_value()[0], tf.zeros([], state.dtype)]))
+def place_generators(states: Sequence[tf.Variable], seeds: Sequence[tf.Tensor]) -> None:
+    """Sets this replica's copies of the generators to the present place.
+
+    Keras uses both words of a state modulo 2**31 - 2. The second holds the step and leaves 256 draws free; the first is
+    the generator's seed mixed with micro-batch, replica and the step's high bits, so that two places share a state with
+    a probability of 2**-31.
+    """
+    if not states:
+        return
+    place, high = here(), 22  # bits of the step in the second word
+    counter = place.counter()
+    step = tf.bitwise.right_shift(counter, _STEP_SHIFT)
+    rest = tf.bitwise.bitwise_and(counter, tf.constant(2**_STEP_SHIFT - 1, tf.int64))
+    code = rest + tf.bitwise.left_shift(tf.bitwise.right_shift(step, high), _STEP_SHIFT)
+    word = tf.bitwise.left_shift(tf.bitwise.bitwise_and(step, tf.constant(2**high - 1, tf.int64)), _DRAW_BITS)
+    for state, seed in zip(states, seeds, strict=True):
+        mixed = tf.cast(seed, tf.int64) + code * tf.constant(_GOLDEN, tf.int64)
+        mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29)) * tf.constant(_ODD, tf.int64)
+        mixed = tf.bitwise.bitwise_and(mixed, tf.constant(_MASK_63, tf.int64)) % (2**31 - 2)
+        state.assign(tf.cast(tf.stack([mixed, word]), state.dtype))
+
+
+def reset_generators(states: Sequence[tf.Variable], seeds: Sequence[tf.Tensor]) -> None:
+    """Puts seeds back and counters to 0: between steps all copies are equal, and there is nothing to save."""
+    for state, seed in zip(states, seeds, strict=True):
+        state.assign(tf.stack([seed, tf.zeros([], state.dtype)]))

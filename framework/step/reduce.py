@@ -177,8 +177,15 @@ def _all_reduce(gradients: Sequence[tf.Tensor], others: Sequence[tf.Tensor], how
         how.report(describe_packs(tensors, packs))
     result: list[Any] = [None] * len(tensors)
     flat = [_join([tensors[i] for i in pack]) for pack in packs]
-    # One call for all packs: under MirroredStrategy each call is a meeting point of the replicas' threads.
-    for pack, value in zip(packs, context.all_reduce(tf.distribute.ReduceOp.SUM, flat, how.options), strict=True):
+    # One call a dtype: under MirroredStrategy each call is a meeting point of the replicas' threads, and some algorithms
+    # join the tensors of a call whatever their dtypes.
+    values: list[Any] = [None] * len(flat)
+    for dtype in dict.fromkeys(t.dtype for t in flat):
+        same = [i for i, t in enumerate(flat) if t.dtype == dtype]
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [flat[i] for i in same], how.options)
+        for i, value in zip(same, summed, strict=True):
+            values[i] = value
+    for pack, value in zip(packs, values, strict=True):
         sizes = [tensors[i].shape.num_elements() for i in pack]
         for i, part in zip(pack, tf.split(value, sizes) if len(pack) > 1 else [value], strict=True):
             result[i] = tf.reshape(part, tensors[i].shape)

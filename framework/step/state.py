@@ -62,10 +62,15 @@ class ReplicaState:
                 change = tf.where(count > 0, value - before[name], tf.zeros_like(value))
                 result[name] = Stat("mean", change * count, count)
             elif rule == "max":
-                result[name] = Stat("max", value)
+                result[name] = Stat("max", _reducible(value))
             elif rule == "sum":
-                result[name] = Stat("sum", value - before[name])
+                result[name] = Stat("sum", _reducible(value - before[name]))
         return result
+
+    def keep_unless(self, there: tf.Tensor, before: Mapping[str, tf.Tensor]) -> None:
+        """Puts ``before`` back unless ``there``, a bool scalar."""
+        for name, value in before.items():
+            self._variables[name].assign(tf.where(there, self._variables[name].read_value(), value))
 
     def commit(self, before: Mapping[str, tf.Tensor], reduced: Mapping[str, Stat]) -> None:
         """Writes the common values into this replica's copies."""
@@ -75,13 +80,18 @@ class ReplicaState:
                 assert stat.weight is not None
                 value = before[name] + tf.math.divide_no_nan(value, stat.weight)
             elif stat.kind == "sum":
-                value = before[name] + value
-            variable.assign(value)
+                value = before[name] + tf.cast(value, variable.dtype)
+            variable.assign(tf.cast(value, variable.dtype))
 
     def undo(self, before: Mapping[str, tf.Tensor]) -> None:
         """Puts the values from before the forward pass back: the step does not count."""
         for name, value in before.items():
             self._variables[name].assign(value)
+
+
+def _reducible(value: tf.Tensor) -> tf.Tensor:
+    """As int64 if it is an integer: TensorFlow keeps int32 on the host, where it does not reduce."""
+    return tf.cast(value, tf.int64) if value.dtype.is_integer else value
 
 
 class LossScale:
@@ -135,16 +145,20 @@ class WeightAverage:
     """Exponential moving average of the trainable weights, from their initial values on (Polyak and Juditsky 1992).
 
     Args:
-      variables: name -> trainable variable.
       decay: the average keeps this share of itself at each update.
     """
 
-    def __init__(self, variables: Mapping[str, tf.Variable], decay: float):
+    def __init__(self, decay: float):
         self._decay = decay
-        self._variables = dict(variables)
-        self._averages = {
-            name: tf.Variable(v.read_value(), dtype=v.dtype, trainable=False, name="ema")
-            for name, v in variables.items()
+        self._variables: dict[str, tf.Variable] = {}
+        self._averages: dict[str, tf.Variable] = {}
+
+    def add(self, variables: Mapping[str, tf.Variable]) -> None:
+        """Starts averages of trainable variables (by name) that have none, from their present values."""
+        new = {name: v for name, v in variables.items() if name not in self._averages}
+        self._variables.update(new)
+        self._averages |= {
+            name: tf.Variable(v.read_value(), dtype=v.dtype, trainable=False, name="ema") for name, v in new.items()
         }
 
     def update(self) -> None:

@@ -195,6 +195,10 @@ class StatLayout:
     def _of(self, *kinds: str) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in kinds]
 
+    def place(self, name: str) -> int:
+        """Where the value of a sum or mean stands in the first vector."""
+        return self._sums.index(name)
+
     def vectors(self, stats: Mapping[str, Stat]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
         """float64 vectors: values of sums followed by weights of means; maxima; minima; last values."""
         sums = [stats[n].value for n in self._sums] + [stats[n].weight for n in self._means]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -17,14 +18,18 @@ def batches(data: Any, steps: int, replicas: int = 1, **plan: Any) -> list[list[
     """The examples of each global batch, parts of the replicas joined."""
     made = BatchPlan(num_replicas=replicas, local_replicas=replicas, **plan)
     rows = [list(map(int, r)) for r in data.batches(made).take(steps * replicas).as_numpy_iterator()]
-    return [sum(rows[i : i + replicas], []) for i in range(0, len(rows), replicas)]
+    return [joined(rows[i : i + replicas]) for i in range(0, len(rows), replicas)]
+
+
+def joined(lists: list[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(lists))
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("batch", [3, 4, 10, 25])
 def test_every_epoch_holds_each_example_once_though_batches_span_its_end(batch: int, replicas: int) -> None:
     data = from_arrays(np.arange(10))
-    stream = sum(batches(data, 60 // batch + 1, replicas, global_batch_size=batch, seed=4), [])
+    stream = joined(batches(data, 60 // batch + 1, replicas, global_batch_size=batch, seed=4))
     for epoch in range(6):
         assert sorted(stream[10 * epoch : 10 * epoch + 10]) == list(range(10))
     assert stream[:10] != stream[10:20]
@@ -34,8 +39,8 @@ def test_every_epoch_holds_each_example_once_though_batches_span_its_end(batch: 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_start_at_any_example_gives_the_rest_of_the_same_stream(start: int, replicas: int) -> None:
     data = from_arrays(np.arange(10))
-    stream = sum(batches(data, start + 12, global_batch_size=1, seed=4), [])
-    rest = sum(batches(data, 3, replicas, global_batch_size=4, seed=4, start=start), [])
+    stream = joined(batches(data, start + 12, global_batch_size=1, seed=4))
+    rest = joined(batches(data, 3, replicas, global_batch_size=4, seed=4, start=start))
     assert rest == stream[start : start + 12]
 
 
@@ -56,7 +61,7 @@ def test_evaluation_gives_every_example_once_in_order(batch: int, replicas: int)
     steps = BatchPlan(**plan).num_batches
     assert steps == -(-21 // batch)
     seen = batches(data, steps, replicas, **plan)
-    assert sum(seen, []) == list(range(21))
+    assert joined(seen) == list(range(21))
     assert [len(b) for b in seen[:-1]] == [batch] * (steps - 1)
 
 

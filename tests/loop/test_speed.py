@@ -113,7 +113,19 @@ def made(
     extremes = other.pop("extremes", (loss, loss))
     sums = np.array([examples, loss * examples, examples])
     vectors = (sums, np.array([extremes[1]]), np.array([extremes[0]]), np.array([other.pop("rate", 0.5)]))
-    return LoopResult(steps, False, False, other.pop("skipped", 0), waited, seconds, vectors, sums)
+    return LoopResult(
+        steps=steps,
+        ended=False,
+        failed=False,
+        skipped=other.pop("skipped", 0),
+        alarms=0,
+        alarm_step=0,
+        examples=float(examples),
+        waited=waited,
+        seconds=seconds,
+        vectors=vectors,
+        norms=np.zeros(0),
+    )
 
 
 def test_b45_throughput_is_examples_over_the_seconds_of_the_window() -> None:

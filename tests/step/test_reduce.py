@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from framework import LockstepError, LossOutput, Max, Min, StepSums, Sum, gradients, reduce
-from framework.step.reduce import all_reduce_sum, plan_packs, reduce_stats
+from framework.step.reduce import Reduction, all_reduce_sum, plan_packs, reduce_stats
 from framework.step.values import Stat, as_stats
 from tests.helpers import mirrored, per_replica
 
@@ -82,7 +82,7 @@ def test_each_tensor_is_the_sum_of_all_replicas_in_its_place_shape_and_dtype(rep
     expected = [np.sum([v[k] for v in everyone], axis=0) for k in range(5)]
 
     def replica(local: list[tf.Tensor]) -> list[tf.Tensor]:
-        return all_reduce_sum(local, pack_bytes=pack_bytes)
+        return all_reduce_sum(local, Reduction(pack_bytes=pack_bytes))
 
     strategy = mirrored(replicas)
     results = tf.function(lambda v: strategy.run(replica, args=(v,)))(per_replica(strategy, everyone))
@@ -103,13 +103,29 @@ def test_a_nan_of_one_replica_reaches_all_and_stays_in_its_tensor(pack_bytes: in
     strategy = mirrored(2)
 
     def replica(local: list[tf.Tensor]) -> list[tf.Tensor]:
-        return all_reduce_sum(local, pack_bytes=pack_bytes)
+        return all_reduce_sum(local, Reduction(pack_bytes=pack_bytes))
 
     first, second = tf.function(lambda v: strategy.run(replica, args=(v,)))(per_replica(strategy, values))
     for copy in strategy.experimental_local_results(first):
         np.testing.assert_array_equal(copy.numpy(), [2, math.nan])
     for copy in strategy.experimental_local_results(second):
         np.testing.assert_array_equal(copy.numpy(), [6])
+
+
+@pytest.mark.parametrize("algorithm", ["hierarchical", "collective"])
+def test_two_dtypes_are_reduced_by_every_algorithm(algorithm: str) -> None:
+    operations = None if algorithm == "collective" else tf.distribute.HierarchicalCopyAllReduce()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=operations)
+    values = [[np.float32([1, 2]), np.float64([1])], [np.float32([10, 20]), np.float64([10])]]
+
+    def replica(local: list[tf.Tensor]) -> list[tf.Tensor]:
+        return all_reduce_sum(local)
+
+    single, double = tf.function(lambda v: strategy.run(replica, args=(v,)))(per_replica(strategy, values))
+    for copy in strategy.experimental_local_results(single):
+        np.testing.assert_array_equal(copy.numpy(), np.float32([11, 22]))
+    for copy in strategy.experimental_local_results(double):
+        np.testing.assert_array_equal(copy.numpy(), [11.0])
 
 
 @pytest.mark.parametrize("what", ["tensors", "sums"])

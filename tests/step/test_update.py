@@ -179,7 +179,7 @@ def test_clip_value_cuts_each_element_of_the_mean_gradient() -> None:
 
 
 def test_both_clips_at_once_are_refused() -> None:
-    sums = StepSums([tf.ones([])], tf.constant(1.0), {}, [None], reduced=True)
+    sums = StepSums(gradients=[tf.ones([])], weight=tf.constant(1.0), stats={}, variables=[None], reduced=True)
     with pytest.raises(ConfigError, match=r"clip_global_norm=1\.0 with clip_value=2\.0"):
         apply(sums, optimizers.SGD(learning_rate=1.0), clip_global_norm=1.0, clip_value=2.0)
 
@@ -244,13 +244,19 @@ def test_a_gradient_whose_square_leaves_float32_is_still_a_gradient(scale: float
 
 
 def test_sums_that_were_not_reduced_are_refused() -> None:
-    sums = StepSums([tf.ones([])], tf.constant(1.0), {}, [None])
+    sums = StepSums(gradients=[tf.ones([])], weight=tf.constant(1.0), stats={}, variables=[None])
     with pytest.raises(LockstepError, match=r"not reduced; call reduce\(sums\) first"):
         apply(sums, optimizers.SGD(learning_rate=1.0))
 
 
 def test_a_loss_that_depends_on_no_variable_is_refused() -> None:
-    sums = StepSums([None, None], tf.constant(1.0), {"loss": Stat("mean", tf.ones([]))}, [None, None], reduced=True)
+    sums = StepSums(
+        gradients=[None, None],
+        weight=tf.constant(1.0),
+        stats={"loss": Stat("mean", tf.ones([]))},
+        variables=[None, None],
+        reduced=True,
+    )
     with pytest.raises(LockstepError, match="depends on none of the variables"):
         apply(sums, optimizers.SGD(learning_rate=1.0))
 
