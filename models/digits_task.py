@@ -23,7 +23,6 @@ class Digits(Trainer):
         "learning_rate": 2e-3,
         "weight_decay": 0.05,
         "schedule": "cosine",
-        "warmup_steps": 50,
         "log_every": 100,
         "eval_every": 500,
         "checkpoint_every": 500,

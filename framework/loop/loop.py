@@ -46,7 +46,7 @@ class LoopResult(NamedTuple):
     alarms: int  # of these, the ones that no loss scale explains
     alarm_step: int  # number of the last of them, or 0
     examples: float  # delivered, also to steps without an update
-    waited: float  # seconds the devices had nothing to do but wait for the next batch
+    waited: float  # seconds the devices had nothing to do but wait for the next batch; NaN: not measured
     seconds: float  # wall clock of the call
     vectors: tuple[
         np.ndarray, ...
@@ -88,7 +88,7 @@ class CompiledLoop:
         return self._layout
 
     def _clock(self) -> tf.Tensor:
-        """Seconds, float64; 0 with --deterministic, where TensorFlow refuses to tell the time: then waiting is not measured."""
+        """Seconds, float64; 0 where the time is not asked for: TensorFlow refuses to tell it in deterministic runs."""
         if self._timed:
             return tf.timestamp()
         return tf.constant(0.0, tf.float64)
@@ -125,7 +125,7 @@ class CompiledLoop:
             alarms=int(alarms),
             alarm_step=int(alarm_step),
             examples=float(examples),
-            waited=float(waited),
+            waited=float(waited) if self._timed else float("nan"),
             seconds=seconds,
             vectors=tuple(vectors),
             norms=norms,

@@ -224,8 +224,10 @@ class Run:
             self.source.account(result)
         self._skipped += result.skipped
         if compiled:
-            self._ledger.add("train", result.seconds - result.waited)
-            self._ledger.add("input_wait", result.waited)
+            waited = 0.0 if math.isnan(result.waited) else result.waited
+            self._ledger.add("train", result.seconds - waited)
+            if not math.isnan(result.waited):
+                self._ledger.add("input_wait", waited)
         else:
             self._ledger.add("first_step", result.seconds)
 

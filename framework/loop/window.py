@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from framework.loop.loop import LoopResult
@@ -61,5 +63,6 @@ class Window:
         if self._timed_steps:
             values["examples_per_second"] = self._examples / self._seconds
             values["step_ms"] = self._seconds / self._timed_steps * 1e3
-            values["input_wait"] = min(1.0, self._waited / self._seconds)
+            if not math.isnan(self._waited):
+                values["input_wait"] = min(1.0, self._waited / self._seconds)
         return values

@@ -177,8 +177,8 @@ def _all_reduce(gradients: Sequence[tf.Tensor], others: Sequence[tf.Tensor], how
         how.report(describe_packs(tensors, packs))
     result: list[Any] = [None] * len(tensors)
     flat = [_join([tensors[i] for i in pack]) for pack in packs]
-    # One call a dtype: under MirroredStrategy each call is a meeting point of the replicas' threads, and some algorithms
-    # join the tensors of a call whatever their dtypes.
+    # One call a dtype: under MirroredStrategy each call is a meeting point of the replicas' threads, and some
+    # algorithms join the tensors of a call whatever their dtypes.
     values: list[Any] = [None] * len(flat)
     for dtype in dict.fromkeys(t.dtype for t in flat):
         same = [i for i, t in enumerate(flat) if t.dtype == dtype]

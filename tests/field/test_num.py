@@ -143,7 +143,6 @@ class UndefinedValue(Undefined):
         return LossOutput(loss=model.w * batch, metrics={"score": score})
 
 
-@pytest.mark.xfail(reason="one figure that is NaN takes all figures of its step with it", strict=True)
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_c062_a_metric_that_is_nan_does_not_take_the_loss_with_it(replicas: int, tmp_path: pathlib.Path) -> None:
     UndefinedValue(settings(num_replicas=replicas, train_steps=2, eval_every=1, run_dir=str(tmp_path))).train()

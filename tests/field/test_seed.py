@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.conftest import ROOT
 
@@ -23,7 +22,6 @@ def run(run_workers: Callable[..., Any], folder: pathlib.Path, *pairs: str) -> t
     return [dict(np.load(folder / f"worker{i}.npz")) for i in range(2)], finished[0].stdout
 
 
-@pytest.mark.xfail(reason="tf.timestamp in the loop refuses to run while op determinism is on", strict=True)
 def test_c112_two_workers_repeat_bit_for_bit(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
     pairs = ("seed=7", "deterministic=true", "all_reduce=ring", "accumulate_steps=2")
     (first, said), (second, _) = (run(run_workers, tmp_path / name, *pairs) for name in "ab")

@@ -12,7 +12,7 @@ import pytest
 from framework import RunConfig
 from tests.conftest import ROOT
 from tests.field import step_worker
-from tests.helpers import column, copies
+from tests.helpers import copies
 
 Results = list[dict[str, np.ndarray]]
 
@@ -76,16 +76,3 @@ def test_a_nan_on_the_second_worker_is_named_by_the_first_and_skipped_by_both(
     for result in results:
         assert np.isfinite(result["end|0|model/sequential/dense/kernel"]).all()
         assert result["end|1|optimizer/iterations"] == 4
-
-
-@pytest.mark.xfail(
-    reason="a worker reads what checkpoints there are while the chief still writes the newest", strict=True
-)
-def test_all_workers_go_back_to_the_same_checkpoint(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
-    run_dir = tmp_path / "run"
-    pairs = ["nan_at=39", "on_nonfinite=rollback", "train_steps=6", "checkpoint_every=3", "slow_chief=1.0"]
-    results, _ = run(run_workers, tmp_path, "dense", *pairs, f"run_dir={run_dir}", "steps_per_loop=1")
-    assert [int(r["step"]) for r in results] == [6, 6]
-    assert_replicas_equal(results, "end")
-    assert results[0]["end|0|optimizer/iterations"] == 6
-    assert column(run_dir, "step")[-1] == 6

@@ -151,7 +151,6 @@ def test_b45_the_loop_that_compiled_is_in_the_means_and_in_no_rate() -> None:
     assert figures["input_wait"] == 0.0
 
 
-@pytest.mark.xfail(strict=True, reason="examples of the first step are taken for those of the timed ones")
 def test_b45_the_examples_of_a_rate_are_those_of_the_timed_steps() -> None:
     """Batches of 4 and then 1: the timed step had 1 example in 1 second."""
     window = Window()

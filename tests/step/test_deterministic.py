@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.helpers import column, saved
 
@@ -17,7 +16,6 @@ FLAGS = (
 )
 
 
-@pytest.mark.xfail(reason="tf.timestamp in the loop refuses to run while op determinism is on", strict=True)
 def test_two_runs_of_digits_end_in_equal_checkpoints(tmp_path: pathlib.Path, run_cli: Callable[..., Any]) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

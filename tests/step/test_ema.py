@@ -119,7 +119,6 @@ def test_weights_come_back_when_the_block_raises() -> None:
     assert [float(v) for v in mirrored(2).experimental_local_results(w)] == [1.0, 1.0]
 
 
-@pytest.mark.xfail(reason="refresh() makes no average for weights that are unfrozen", strict=True)
 def test_unfrozen_weights_get_an_average_from_then_on() -> None:
     class Net(Trainer):
         def build_model(self) -> Any:

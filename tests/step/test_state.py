@@ -59,7 +59,6 @@ def test_moving_statistics_are_the_mean_over_replicas_weighted_by_rows() -> None
         np.testing.assert_allclose(got[1], variance, rtol=1e-4)
 
 
-@pytest.mark.xfail(reason="the gradient of Keras's normalisation over no row is NaN, which stops the run", strict=True)
 def test_a_replica_without_a_row_does_not_count() -> None:
     trainer = Normalised(settings(num_replicas=2, global_batch_size=1, train_steps=1, optimizer="sgd"))
     trainer.train()
@@ -83,7 +82,6 @@ def test_micro_batches_move_the_statistics_one_after_the_other() -> None:
     np.testing.assert_allclose(statistics(trainer)[0], np.mean(ends, 0), rtol=1e-5)
 
 
-@pytest.mark.xfail(reason="Keras's statistics of an empty micro-batch are NaN and stay", strict=True)
 def test_an_empty_micro_batch_leaves_moving_statistics_finite() -> None:
     """3 rows in 2 micro-batches on 2 replicas: 2 and 1, so one replica has a micro-batch without a row."""
     config = settings(num_replicas=2, global_batch_size=3, accumulate_steps=2, train_steps=1, optimizer="sgd")
@@ -119,7 +117,6 @@ class Frozen(Trainer):
         return LossOutput(loss=tf.square(model(batch))[:, 0])
 
 
-@pytest.mark.xfail(reason="(3 v + 4 v) / 7 in float32 is not v", strict=True)
 def test_frozen_weights_stay_bit_for_bit() -> None:
     trainer = Frozen(settings(num_replicas=2, global_batch_size=7, train_steps=6, optimizer="sgd"))
     before = copies(trainer)[0]
@@ -129,7 +126,6 @@ def test_frozen_weights_stay_bit_for_bit() -> None:
         np.testing.assert_array_equal(one["model/sequential/frozen/kernel"], before["model/sequential/frozen/kernel"])
 
 
-@pytest.mark.xfail(reason="state that no forward pass changes is sent at every step", strict=True)
 def test_frozen_weights_are_not_sent() -> None:
     """A frozen backbone would double what crosses the replicas; 9 + 3 floats here."""
     trainer = Frozen(settings(num_replicas=2, train_steps=1, optimizer="sgd"))
@@ -192,7 +188,6 @@ def test_each_rule_gives_its_own_result(replicas: int) -> None:
         ]
 
 
-@pytest.mark.xfail(reason="TensorFlow keeps int32 on the host and refuses to reduce it beside the rest", strict=True)
 @pytest.mark.parametrize("rule", ["sum", "max"])
 def test_a_counter_of_32_bits_works_like_one_of_64(rule: str) -> None:
     class Narrow(Counters):
