@@ -76,7 +76,7 @@ class SyncBatchNormalization(keras.layers.Layer):
 
 
 def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Mean and variance ``[channels]`` of ``[batch, ..., channels]`` over the examples of all replicas, and their count.
+    """Mean and variance ``[channels]`` of ``[batch, ..., channels]`` over all replicas, and the count they are of.
 
     In replica context they are of all replicas together, and so is their gradient; elsewhere of ``value`` alone.
     Without any example both are 0.

@@ -11,7 +11,7 @@ import numpy as np
 from tests.helpers import column, saved
 
 FLAGS = (
-    "--task=digits --deterministic --num_replicas=2 --device=cpu --accumulate_steps=2 --train_steps=20 --warmup_steps=5 "
+    "--task=digits --deterministic --num_replicas=2 --device=cpu --accumulate_steps=2 --train_steps=20 "
     "--log_every=5 --progress=off --tensorboard=false --mode=train"
 )
 
