@@ -94,13 +94,6 @@ CASES: dict[str, tuple[type[Problem], dict[str, Any]]] = {
 }
 
 
-UNKNOWN_SHAPE = pytest.mark.xfail(
-    strict=True,
-    reason="where the rows of a batch are not static, a dense layer on [batch, time, width] has a gradient without a "
-    "static shape, and its packing is refused; the variable knows the shape",
-)
-
-
 @functools.cache
 def trained(case: str, replicas: int, feed: str) -> tuple[list[float], list[float], dict[str, np.ndarray]]:
     """Losses and rows of each step, and the weights after the last."""
@@ -124,11 +117,11 @@ def trained(case: str, replicas: int, feed: str) -> tuple[list[float], list[floa
     [
         *[("perceptron", n, "pipeline") for n in (2, 3, 4)],
         *[("tokens", n, "pipeline") for n in (2, 3)],
-        pytest.param("tokens", 4, "pipeline", marks=UNKNOWN_SHAPE),  # 6 rows over 4 replicas: 2, 2, 1, 1
+        ("tokens", 4, "pipeline"),  # 6 rows over 4 replicas: 2, 2, 1, 1
         *[("five", n, "dataset") for n in (2, 3, 4)],
         *[("seven", n, "pipeline") for n in (2, 3, 4)],
         ("perceptron", 3, "function"),
-        pytest.param("tokens", 2, "function", marks=UNKNOWN_SHAPE),
+        ("tokens", 2, "function"),
     ],
 )
 def test_twenty_steps_on_n_replicas_equal_twenty_on_one(case: str, replicas: int, feed: str) -> None:
