@@ -36,7 +36,9 @@ class SyntheticPipeline:
 
         def fetch(positions: tf.Tensor) -> Any:
             index = positions if self.size is None else positions % self.size
-            return tf.vectorized_map(example, index)
+            # vectorized_map refuses no rows, which a replica without an example has: one is put in front and taken off.
+            made = tf.vectorized_map(example, tf.concat([[0], index], 0))
+            return tf.nest.map_structure(lambda part: tf.ensure_shape(part[1:], [*index.shape, *part.shape[1:]]), made)
 
         return plan.positions().map(fetch, num_parallel_calls=2, deterministic=True).prefetch(4)
 

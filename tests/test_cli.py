@@ -344,7 +344,6 @@ def test_nan_ends_with_3_names_the_step_and_leaves_the_last_good_checkpoint(
     assert steps(tmp_path) == list(range(1, bad))
 
 
-@pytest.mark.xfail(reason="the folder is looked at before the save that is under way has ended", strict=True)
 def test_the_message_of_a_non_finite_step_names_a_checkpoint_that_is_still_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -497,7 +496,6 @@ def test_a_run_dir_that_may_not_be_written(tmp_path: Path, capsys: pytest.Captur
 STOP = [*PLAIN_SGD, "--checkpoint_every=0", "--train_steps=4", "--eval_every=2", "--progress=off"]
 
 
-@pytest.mark.xfail(reason="found out at the first evaluation, after training has started", strict=True)
 def test_stopping_on_a_metric_that_is_not_there_is_refused_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,6 +132,7 @@ class Run:
                 status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
                 self.saving.wait()
         except BaseException as error:
+            status = "failed"
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             with contextlib.suppress(LockstepError):  # the first error is the one to report
                 self.saving.wait()

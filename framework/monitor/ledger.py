@@ -20,17 +20,20 @@ class Ledger:
         self._seconds: dict[str, float] = {}
 
     def start(self) -> None:
-        """Starts the total; blocks and seconds count from here."""
+        """Starts the total, unless something was booked before."""
         if self._began is None:
             self._began = self._clock()
 
     def add(self, name: str, seconds: float) -> None:
-        """Books ``seconds`` that were measured elsewhere."""
+        """Books ``seconds`` that were measured elsewhere, and have just ended."""
+        if self._began is None:
+            self._began = self._clock() - seconds
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Books the time of the block, also when it raises."""
+        self.start()
         start = self._clock()
         try:
             yield

@@ -295,7 +295,6 @@ def test_b43_a_failed_save_at_the_end_is_an_error_of_the_run(tmp_path: pathlib.P
         Obstructed(settings(run_dir=tmp_path, checkpoint_in_background=background)).train()
 
 
-@pytest.mark.xfail(strict=True, reason="the status of the steps stands, though the last save failed after them")
 def test_b43_a_run_whose_last_save_failed_is_not_summed_up_as_done(tmp_path: pathlib.Path) -> None:
     with pytest.raises(LockstepError):
         Obstructed(settings(run_dir=tmp_path)).train()

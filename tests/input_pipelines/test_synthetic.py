@@ -47,7 +47,6 @@ def test_numbers_are_normal_and_labels_uniform() -> None:
     assert len(counts) == 10 and np.all(np.abs(counts - 300) < 6 * np.sqrt(270))
 
 
-@pytest.mark.xfail(strict=True, reason="vectorized_map fails for no rows, which a replica without an example has")
 @pytest.mark.parametrize("plan", [{"global_batch_size": 4, "stop": 5}, {"global_batch_size": 1}])
 def test_a_replica_without_an_example_gets_no_rows(plan: dict[str, Any]) -> None:
     made = rows(2, replicas=2, **plan)

@@ -217,9 +217,6 @@ def test_c016_data_shorter_than_the_steps_ends_the_run_and_says_so(
     assert saved(tmp_path, 3)["run/examples"] == 10
 
 
-@pytest.mark.xfail(
-    strict=True, reason="endless data with a number of epochs is refused for pipelines, not for datasets"
-)
 def test_epochs_of_an_endless_dataset_are_refused_as_those_of_an_endless_pipeline_are() -> None:
     class Endless(Toy):
         def train_data(self) -> Any:

@@ -83,7 +83,6 @@ def test_b44_before_the_start_there_is_no_share() -> None:
     assert ledger.shares() == {}  # no time has passed: no division by it
 
 
-@pytest.mark.xfail(strict=True, reason="what is timed before the start is counted, but not in the total")
 def test_b44_what_is_timed_before_the_start_does_not_make_a_share_above_1() -> None:
     clock = Clock()
     ledger = Ledger(clock)

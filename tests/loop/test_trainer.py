@@ -63,9 +63,6 @@ class NamelessReduction(ToyWithEval):
         return {"loss": tf.reduce_mean(batch)}
 
 
-@pytest.mark.xfail(
-    strict=True, reason="autograph turns a ConfigError of the traced step into a StagingError: exit code 1"
-)
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize(
     ("task", "start"),
@@ -545,7 +542,6 @@ class LazyToyWithEval(LazyToy):
         return from_arrays(self.xs)
 
 
-@pytest.mark.xfail(strict=True, reason="the total of a run is asked of train_data though nothing is to be trained")
 def test_an_evaluation_needs_no_training_data_whatever_the_config_says_of_epochs() -> None:
     class Scorer(Trainer):
         build_model = LazyToy.build_model
