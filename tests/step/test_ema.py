@@ -111,7 +111,8 @@ def test_without_decay_there_is_no_average_and_the_block_does_nothing() -> None:
 def test_weights_come_back_when_the_block_raises() -> None:
     with mirrored(2).scope():
         w = tf.Variable(1.0)
-        average = WeightAverage({"w": w}, 0.5)
+        average = WeightAverage(0.5)
+        average.add({"w": w})
     average.state()["ema/w"].assign(7.0)
     with pytest.raises(RuntimeError, match="stop"), average.swapped():
         assert [float(v) for v in mirrored(2).experimental_local_results(w)] == [7.0, 7.0]
