@@ -58,9 +58,11 @@ class TensorBoard(Hook):
             tf.summary.graph(graph)
 
     def end(self, step: int, status: str) -> None:
-        # Not closed: a compiled step with summaries of the user's holds the writer, and may run again.
-        for folder in self._folders.values():
+        for name, folder in list(self._folders.items()):
             folder.writer.flush()
+            if name != "train":  # a compiled step with summaries of the user's holds that writer, and may run again
+                folder.writer.close()
+                del self._folders[name]
         # An evaluation after the end is of this step, and the points up to here are of this run.
         self._resumed_at = int(step)
 

@@ -103,5 +103,7 @@ class Evaluation:
             seed=config.seed,
             training=False,
         )
-        loop = CompiledLoop(trainer.strategy, trainer.stepper.evaluate, stop_on_alarm=False, timed=False)
+        loop = CompiledLoop(
+            strategy=trainer.strategy, replica_step=trainer.stepper.evaluate, stop_on_alarm=False, timed=False
+        )
         return open_feed(data, trainer.strategy, plan, Position()), loop

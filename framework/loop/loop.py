@@ -66,9 +66,9 @@ class CompiledLoop:
 
     def __init__(
         self,
+        *,
         strategy: tf.distribute.Strategy,
         replica_step: ReplicaStep,
-        *,
         stop_on_alarm: bool = True,
         timed: bool = True,
     ):

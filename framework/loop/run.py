@@ -65,8 +65,8 @@ class Run:
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
         return CompiledLoop(
-            t.strategy,
-            self._replica_step,
+            strategy=t.strategy,
+            replica_step=self._replica_step,
             stop_on_alarm=t.config.on_nonfinite != "skip",
             timed=not t.config.deterministic,
         )

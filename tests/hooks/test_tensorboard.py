@@ -245,13 +245,13 @@ def test_each_point_is_on_disk_when_the_call_returns(tmp_path):
         assert curve(tmp_path / "eval")[-1] == (step, float(step))
 
 
-def test_the_end_flushes_and_closes(tmp_path):
+def test_the_end_flushes_and_leaves_the_writer_of_the_step_open(tmp_path):
     board = begun(tmp_path, 0)
     board(5, {"loss": 5.0})
     writer = board.train_writer
     board.end(5, "failed")
     assert curve(tmp_path / "train") == [(5, 5.0)]
-    with pytest.raises(RuntimeError, match="already closed"), writer.as_default():
+    with writer.as_default():  # a compiled step holds it, and may run again
         pass
 
 
