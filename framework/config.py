@@ -277,8 +277,9 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         raise ConfigError(f"{name}=None but it must be a {kinds[0].__name__}; leave it out for {field.default!r}")
     kind = kinds[0]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(value, int) and abs(value) > 2**63:
-        raise ConfigError(f"{name} is beyond 2**63 but it must be below; for example {name}={field.default!r}")
+    whole = isinstance(value, int) or (kind is int and is_number and math.isfinite(value))
+    if whole and abs(value) >= 2**63:
+        raise ConfigError(f"{name} is 2**63 or beyond but it must be below; for example {name}={field.default!r}")
     if kind is float and is_number:
         value = float(value)
     if kind is int and is_number and float(value).is_integer():
