@@ -68,9 +68,14 @@ class ReplicaState:
         return result
 
     def keep_unless(self, there: tf.Tensor, before: Mapping[str, tf.Tensor]) -> None:
-        """Puts ``before`` back unless ``there``, a bool scalar."""
+        """Unless ``there`` (bool scalar: there were examples), puts ``before`` back where statistics became NaN.
+
+        Finite ones stay: those of a synchronised normalisation are of the other replicas' examples.
+        """
         for name, value in before.items():
-            self._variables[name].assign(tf.where(there, self._variables[name].read_value(), value))
+            if value.dtype.is_floating:
+                now = self._variables[name].read_value()
+                self._variables[name].assign(tf.where(there | tf.math.is_finite(now), now, value))
 
     def commit(self, before: Mapping[str, tf.Tensor], reduced: Mapping[str, Stat]) -> None:
         """Writes the common values into this replica's copies."""
