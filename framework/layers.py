@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from framework.errors import ConfigError
+from framework.step.autograph import own
 
 
 class SyncBatchNormalization(keras.layers.Layer):
@@ -75,6 +76,7 @@ class SyncBatchNormalization(keras.layers.Layer):
         return {**super().get_config(), **own}
 
 
+@own
 def synchronized_moments(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Mean and variance ``[channels]`` of ``[batch, ..., channels]`` over all replicas, and the count they are of.
 

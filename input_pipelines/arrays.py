@@ -27,7 +27,9 @@ class ArrayPipeline:
         self.size: int = int(lengths[0] or 0)
         self._shuffle = shuffle
         with tf.device("CPU:0"):
-            self._arrays = tf.nest.pack_sequence_as(arrays, [tf.convert_to_tensor(a) for a in converted])
+            tensors = [tf.convert_to_tensor(a) for a in converted]
+        self._arrays = tf.nest.pack_sequence_as(arrays, tensors)
+        self._row_bytes = sum((t.shape[1:].num_elements() or 1) * max(1, t.dtype.size) for t in tensors)
 
     def batches(self, plan: BatchPlan) -> tf.data.Dataset:
         """See ``framework.Pipeline``: batches of rows gathered in the plan's order."""
@@ -36,8 +38,7 @@ class ArrayPipeline:
             index = example_indices(positions, self.size, plan.seed, self._shuffle and plan.training)
             return tf.nest.map_structure(lambda array: tf.gather(array, index), self._arrays)
 
-        # Order is kept: the elements go to the replicas in turn.
-        return plan.positions().map(fetch, num_parallel_calls=2, deterministic=True).prefetch(4)
+        return plan.read(fetch, row_bytes=self._row_bytes)
 
 
 def from_arrays(arrays: Any, *, shuffle: bool = True) -> ArrayPipeline:

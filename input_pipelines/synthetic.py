@@ -40,7 +40,8 @@ class SyntheticPipeline:
             made = tf.vectorized_map(example, tf.concat([[0], index], 0))
             return tf.nest.map_structure(lambda part: tf.ensure_shape(part[1:], [*index.shape, *part.shape[1:]]), made)
 
-        return plan.positions().map(fetch, num_parallel_calls=2, deterministic=True).prefetch(4)
+        row_bytes = sum(s.shape.num_elements() * s.dtype.size for s in tf.nest.flatten(self._spec))
+        return plan.read(fetch, row_bytes=row_bytes)
 
 
 def synthetic(spec: Any, *, size: int | None = None, num_classes: int = 10) -> SyntheticPipeline:

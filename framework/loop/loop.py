@@ -15,13 +15,6 @@ from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import Feed
 from framework.step.values import Stat, StatLayout
 
-# How sums, maxima and minima of two steps combine, and the value that changes nothing.
-_COMBINE = (
-    (tf.add, np.float64(0.0)),
-    (tf.maximum, np.float64(-np.inf)),
-    (tf.minimum, np.float64(np.inf)),
-)
-
 
 class StepResult(NamedTuple):
     """What one step gives on each replica, equal on all of them."""
@@ -54,6 +47,9 @@ class LoopResult(NamedTuple):
     norms: np.ndarray  # of the last alarm, flat: see StepSums.norms
 
 
+_COUNTS = 4  # behind the figures in the vector of sums: updates, alarms, examples, seconds waited
+
+
 class CompiledLoop:
     """A while loop around ``strategy.run``, compiled once; the number of steps is a tensor, so nothing retraces.
 
@@ -77,7 +73,8 @@ class CompiledLoop:
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
         self._layout: StatLayout | None = None
-        self._functions: dict[bool, Any] = {}
+        self._maxima = 0  # figures that are maxima
+        self._functions: dict[tuple[bool, int], Any] = {}
         self.traces = 0
 
     @property
@@ -94,12 +91,13 @@ class CompiledLoop:
         return tf.constant(0.0, tf.float64)
 
     def _function(self, feed: Feed) -> Any:
-        if feed.bounded not in self._functions:
+        key = (feed.bounded, feed.parts)
+        if key not in self._functions:
             # A partial has no code object: TensorFlow counts traces by code, and would warn of retracing where several
-            # loops (training and each evaluation set) are traced once each.
-            steps = functools.partial(self._make(feed.bounded))
-            self._functions[feed.bounded] = tf.function(steps, reduce_retracing=True)
-        return self._functions[feed.bounded]
+            # loops (training and each evaluation set) are traced once each. AutoGraph: see framework.step.autograph.
+            steps = functools.partial(self._make(*key))
+            self._functions[key] = tf.function(steps, reduce_retracing=True, autograph=False)
+        return self._functions[key]
 
     def trace(self, feed: Feed) -> StatLayout:
         """Traces without running, and returns the layout of the figures."""
@@ -115,19 +113,26 @@ class CompiledLoop:
             tensors = function(feed.iterator, tf.constant(first_step, tf.int64), tf.constant(steps))
         # One transfer for everything; reading the values is also what waits for the devices.
         numbers = [np.asarray(t) for t in tensors]
-        seconds = time.perf_counter() - start
-        done, ended, failed, skipped, alarms, alarm_step, examples, waited, norms, *vectors = numbers
+        return self._result(numbers, time.perf_counter() - start)
+
+    def _result(self, numbers: list[np.ndarray], seconds: float) -> LoopResult:
+        """What the compiled function gave, taken apart."""
+        done, ended, sums, peaks, last, norms = numbers
+        if not done:
+            sums, peaks, last = np.zeros(_COUNTS), np.zeros(1), np.zeros(1)
+        updates, alarms, examples, waited = sums[-_COUNTS:]
+        failed = self._stop_on_alarm and bool(alarms)
         return LoopResult(
             steps=int(done),
-            ended=bool(ended),
-            failed=bool(failed),
-            skipped=int(skipped),
+            ended=bool(ended) and not failed,
+            failed=failed,
+            skipped=int(done - updates),
             alarms=int(alarms),
-            alarm_step=int(alarm_step),
+            alarm_step=int(peaks[-1]),
             examples=float(examples),
             waited=float(waited) if self._timed else float("nan"),
             seconds=seconds,
-            vectors=tuple(vectors),
+            vectors=(sums[:-_COUNTS], peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
             norms=norms,
         )
 
@@ -138,82 +143,85 @@ class CompiledLoop:
                 return concrete.graph
         return None
 
-    def _make(self, bounded: bool) -> Callable[..., Any]:
+    def _make(self, bounded: bool, parts: int) -> Callable[..., Any]:
+        # Every tensor that goes from step to step costs about as much as five small ops, so they are few: what is
+        # added up is one vector, what is a maximum (or a negated minimum) another.
         def one_step(batch: Any, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             """One step of all replicas; the figures come back equal from each, the first one's are taken."""
 
             def replica(batch: Any) -> tuple[tf.Tensor, ...]:
+                if parts:
+                    batch = batch[_local_replica(parts)]
                 result = self._replica_step(batch, step)
                 self._set_layout(result.stats)
-                vectors = self.layout.vectors(result.stats)
+                sums, maxima, minima, last = self.layout.vectors(result.stats)
+                usable = result.finite
+                if "loss" in result.stats:  # a step skipped for its gradients alone still has figures
+                    usable |= tf.math.is_finite(result.stats["loss"].value)
+                flags = tf.cast(tf.stack([result.finite, result.alarm]), tf.float64)
                 rows = tf.cast(result.stats["examples"].value, tf.float64)
-                return (*vectors, result.finite, result.alarm, rows, tf.reshape(result.norms, [-1]))
+                counts = tf.concat([flags, [rows]], 0)
+                peaks = tf.where(result.alarm, tf.cast(step, tf.float64), 0.0)[None]
+                sums = tf.where(usable, sums, tf.zeros([], tf.float64))
+                if maxima.shape[0] or minima.shape[0]:
+                    both = tf.concat([maxima, -minima], 0)
+                    both = tf.where(usable, both, tf.constant(-np.inf, tf.float64))
+                    peaks = tf.concat([both, peaks], 0)
+                self._maxima = maxima.shape[0]
+                return sums, counts, peaks, last, result.alarm, tf.reshape(result.norms, [-1])
 
             outputs = self._strategy.run(replica, args=(batch,))
             return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
 
-        def body(iterator: Any, first: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
-            i, _, failed, skipped, alarms, alarm_step, examples, waited, before, norms, *totals = state
+        def run(number: tf.Tensor, batch: Any, ready: tf.Tensor, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+            sums, peaks, last, kept = state
+            new_sums, counts, new_peaks, new_last, alarm, norms = one_step(batch, number)
+            with tf.control_dependencies([new_sums, counts]):
+                end = self._clock()
+            # Until the last step's end it was computing: that part was not spent on waiting.
+            waited = tf.maximum(ready - tf.reshape(last, [-1])[-1], 0.0)
+            new = (
+                sums + tf.concat([new_sums, counts, [waited]], 0),
+                tf.maximum(peaks, new_peaks),
+                tf.concat([new_last, [end]], 0),
+                tf.where(alarm, norms, kept),
+            )
+            return (alarm, *new)
+
+        def body(iterator: Any, first: tf.Tensor, i: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
+            number = first + tf.cast(i, tf.int64)
             if bounded:
-                batch, has_value = next(iterator), None
-            else:
-                optional = iterator.get_next_as_optional()
-                has_value = optional.has_value()
-            with tf.control_dependencies(_leaves(batch) if has_value is None else [has_value]):
+                batch = tuple(next(iterator) for _ in range(parts)) if parts else next(iterator)
+                with tf.control_dependencies(_leaves(batch)):
+                    ready = self._clock()
+                alarm, *new = run(number, batch, ready, state)
+                return (i + 1, alarm if self._stop_on_alarm else tf.constant(False), *new)
+            optional = iterator.get_next_as_optional()
+            has_value = optional.has_value()
+            with tf.control_dependencies([has_value]):
                 ready = self._clock()
-            # Until `before` the step before this one was still computing: that part was not spent on waiting.
-            waited += tf.maximum(ready - before, 0.0)
-
-            def run(batch: Any) -> tuple[tf.Tensor, ...]:
-                number = first + tf.cast(i, tf.int64)
-                *new, finite, alarm, rows, new_norms = one_step(batch, number)
-                with tf.control_dependencies([new[0], finite]):
-                    end = self._clock()
-                # A step skipped for its gradients alone still has figures.
-                usable = finite
-                if "loss" in self.layout.kinds:
-                    usable |= tf.math.is_finite(new[0][self.layout.place("loss")])
-                merged = [
-                    _merge(total, tf.where(usable, part, tf.fill(tf.shape(part), neutral)), combine)
-                    for total, part, (combine, neutral) in zip(totals[:3], new, _COMBINE, strict=False)
-                ]
-                kept = tf.cond(alarm, lambda: new_norms, lambda: norms)
-                kept.set_shape([None])
-                return (
-                    i + 1,
-                    tf.constant(False),
-                    alarm if self._stop_on_alarm else failed,
-                    skipped + tf.cast(tf.logical_not(finite), tf.int32),
-                    alarms + tf.cast(alarm, tf.int32),
-                    tf.where(alarm, number, alarm_step),
-                    examples + rows,
-                    waited,
-                    end,
-                    kept,
-                    *merged,
-                    new[3],
-                )
-
-            if has_value is None:
-                return run(batch)
-            end_of_data = (i, tf.constant(True), *state[2:7], waited, before, norms, *totals)
-            return tf.cond(has_value, lambda: run(optional.get_value()), lambda: end_of_data)
+            alarm, *new = tf.cond(
+                has_value,
+                lambda: run(number, optional.get_value(), ready, state),
+                lambda: (tf.constant(False), *state),
+            )
+            stop = alarm if self._stop_on_alarm else tf.constant(False)
+            return (i + tf.cast(has_value, tf.int32), stop | tf.logical_not(has_value), *new)
 
         def run_steps(iterator: Any, first: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, ...]:
             self.traces += 1  # runs while tracing only
-            no, zero, empty = tf.constant(False), tf.constant(0), tf.zeros([0], tf.float64)
-            nothing = tf.constant(0.0, tf.float64)
-            counts = (zero, zero, tf.constant(0, tf.int64), nothing)
-            state = (zero, no, no, *counts, nothing, self._clock(), tf.zeros([0]), *[empty] * 4)
-            shapes = tuple(tf.TensorShape([None]) if s.shape.rank else s.shape for s in state)
-            result = tf.while_loop(
-                lambda i, ended, failed, *_: (i < limit) & tf.logical_not(ended | failed),
-                lambda *state: body(iterator, first, state),
+            # Scalars at the start: added to the first step's vector they take its shape.
+            zero = tf.zeros([], tf.float64)
+            lowest = tf.constant(-np.inf, tf.float64)
+            state = (tf.constant(0), tf.constant(False), zero, lowest, self._clock(), tf.zeros([]))
+            anything = tf.TensorShape(None)
+            return tf.while_loop(
+                lambda i, stop, *_: (i < limit) & tf.logical_not(stop),
+                lambda i, stop, *state: body(iterator, first, i, state),
                 state,
-                shape_invariants=shapes,
+                shape_invariants=(tf.TensorShape([]), tf.TensorShape([]), *[anything] * 4),
                 parallel_iterations=1,
             )
-            return (*result[:8], *result[9:])
 
         return run_steps
 
@@ -225,13 +233,6 @@ class CompiledLoop:
                 "report the same figures in every branch"
             )
         self._layout = layout
-
-
-def _merge(total: tf.Tensor, new: tf.Tensor, combine: Callable[..., tf.Tensor]) -> tf.Tensor:
-    """``combine(total, new)``, where ``total`` is still empty at the first step."""
-    merged = tf.cond(tf.equal(tf.size(total), 0), lambda: new, lambda: combine(total, new))
-    merged.set_shape([None])
-    return merged
 
 
 @contextlib.contextmanager
@@ -247,6 +248,12 @@ def _own_errors() -> Iterator[None]:
                 raise cause.with_traceback(cause.__traceback__) from None
             cause = inner
         raise
+
+
+def _local_replica(count: int) -> int:
+    """Number of the replica being traced, among the ``count`` of its worker, whose replicas follow each other."""
+    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return int(replica) % count
 
 
 def _leaves(batch: Any) -> list[tf.Tensor]:

@@ -17,6 +17,7 @@ from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import micro_parts
 from framework.step import gradients as step_gradients
 from framework.step import randomness
+from framework.step.autograph import users
 from framework.step.gradients import StepSums, accumulate, local_only, native, power_of_two, row_count
 from framework.step.reduce import Reduction, all_reduce_sum, reduce_stats
 from framework.step.state import LossScale, ReplicaState, WeightAverage
@@ -100,6 +101,7 @@ class Stepper:
         t = self._trainer
         before = self._replica_state.read() if self._replica_state is not None else {}
         scale = self._scale.value() if self._scale is not None else None
+        compute = users(compute)
         place = getattr(_thread, "place", None) or randomness.Place(t.config.seed, tf.zeros([], tf.int64))
 
         seeds = randomness.generator_seeds(self._generators)
@@ -208,7 +210,7 @@ class Stepper:
         _thread.step, _thread.place = here, randomness.Place(t.config.seed, step)
         try:
             with randomness.at(_thread.place):
-                output = t.train_step(batch)
+                output = users(t.train_step)(batch)
         finally:
             _thread.step = _thread.place = None
         late = sorted(set(variable_names(t.model)) - self._known)
@@ -237,7 +239,7 @@ class Stepper:
         from framework.loop.loop import StepResult
 
         del step
-        stats = {**as_stats(self._trainer.eval_step(batch), "eval_step"), "examples": _rows(batch)}
+        stats = {**as_stats(users(self._trainer.eval_step)(batch), "eval_step"), "examples": _rows(batch)}
         no = tf.constant(False)
         return StepResult(reduce_stats(stats, self.reduction), tf.constant(True), no, tf.zeros([0]))
 

@@ -24,6 +24,7 @@ from framework.optimizers.base import Optimizer
 from framework.step import gradients as step_gradients
 from framework.step import randomness
 from framework.step import reduce as step_reduce
+from framework.step.autograph import own, users
 from framework.step.gradients import StepSums
 from framework.step.update import Update
 from framework.step.values import LossOutput, as_stats
@@ -102,12 +103,14 @@ class Trainer:
         """Hooks of the task's own; they run after the framework's."""
         return ()
 
+    @own
     def train_step(self, batch: Any) -> Any:
         """One step in replica context: local sums, all-reduce, update. Returns the sums to report."""
         sums = self.reduce(self.gradients(batch))
         self.apply(sums)
         return sums
 
+    @own
     def eval_step(self, batch: Any) -> Any:
         """One evaluation step in replica context; returns this replica's sums, which the framework reduces."""
         return self.loss_output(batch, training=False)
@@ -123,14 +126,16 @@ class Trainer:
 
     # --- the pieces of a step ------------------------------------------------------------------------------------
 
+    @own
     def loss_output(self, batch: Any, *, training: bool) -> LossOutput:
         """``compute_loss``, with the Keras model's own regularisation losses as penalty unless one was given."""
-        output = self.compute_loss(self.model, batch, training=training)
+        output = users(self.compute_loss)(self.model, batch, training=training)
         losses = getattr(self.model, "losses", None)
         if isinstance(output, LossOutput) and output.penalty is None and losses:
             output = dataclasses.replace(output, penalty=tf.add_n([tf.cast(x, tf.float32) for x in losses]))
         return output
 
+    @own
     def gradients(
         self,
         batch: Any,
@@ -149,10 +154,12 @@ class Trainer:
             compute = functools.partial(self.loss_output, training=True)
         return self.stepper.local_sums(batch, wanted, compute)
 
+    @own
     def reduce(self, sums: StepSums) -> StepSums:
         """``sums`` added over all replicas, with the config's packing, algorithm and wire dtype."""
         return step_reduce.reduce(sums, self.stepper.reduction)
 
+    @own
     def apply(self, sums: StepSums, optimizer: str = "") -> Update:
         """Divides, clips as configured, and updates with the optimizer of that name (empty: the only one)."""
         return self.stepper.apply(sums, optimizer)

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from framework.errors import ConfigError, LockstepError
+from framework.step.autograph import own, users
 from framework.step.values import LossOutput, Stat, StatLayout, local_sums
 
 
@@ -65,6 +66,7 @@ def forbid_communication() -> None:
         raise ConfigError(f"the loss communicates with other replicas, but replicas cannot meet {why}")
 
 
+@own
 def gradients(
     compute: Callable[[], LossOutput],
     variables: Sequence[Any],
@@ -87,7 +89,7 @@ def gradients(
     """
     variables = [native(v) for v in variables]
     with tf.GradientTape() as tape:
-        output = compute()
+        output = users(compute)()
         objective, weight, stats = local_sums(output)
         scaled, nominal = objective, 1.0
         if scale is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from framework.errors import LockstepError
+from framework.step.autograph import own
 
 # A counter is step, micro-batch, replica and draw side by side in 63 bits, so that no two places share one.
 _MICRO_BITS, _REPLICA_BITS, _DRAW_BITS = 10, 14, 8
@@ -73,6 +74,7 @@ def here() -> Place:
     return place
 
 
+@own
 def step_seed(name: str) -> tf.Tensor:
     """A seed for ``tf.random.stateless_*``: int64 ``[2]``, a function of (seed, step, micro-batch, replica, ``name``).
 

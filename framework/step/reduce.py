@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from framework.errors import LockstepError
+from framework.step.autograph import own
 from framework.step.gradients import StepSums, forbid_communication
 from framework.step.values import Stat
 
@@ -39,6 +40,7 @@ class Reduction:
     report: Callable[[list[dict[str, Any]]], None] | None = None
 
 
+@own
 def reduce(sums: StepSums, how: Reduction | None = None) -> StepSums:
     """Adds ``sums`` over all replicas. Call it in replica context, once.
 
@@ -99,6 +101,7 @@ def local_norms(sums: StepSums, gradients: Sequence[Any]) -> tf.Tensor:
     return tf.concat([[tf.cast(loss, tf.float32)], tf.stack(squares) / scale], 0)
 
 
+@own
 def reduce_stats(stats: dict[str, Stat], how: Reduction | None = None) -> dict[str, Stat]:
     """Reduces the figures that are not reduced yet, in one all-reduce. Call it in replica context."""
     local = {name: stat for name, stat in stats.items() if not stat.reduced}
@@ -110,6 +113,7 @@ def reduce_stats(stats: dict[str, Stat], how: Reduction | None = None) -> dict[s
     return {name: reduced.get(name, stat) for name, stat in stats.items()}
 
 
+@own
 def all_gather(value: Any, axis: int = 0, options: Any = None) -> tf.Tensor:
     """``value`` of all replicas, joined along ``axis`` in the order of the replicas; call it in replica context.
 
@@ -133,6 +137,7 @@ def _context() -> Any:
     return context
 
 
+@own
 def merge_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Adds rows of one index: unique, sorted indices. Norms and updates are wrong on duplicates."""
     indices = tf.cast(tf.reshape(slices.indices, [-1]), tf.int64)
@@ -195,6 +200,7 @@ def _all_reduce(gradients: Sequence[tf.Tensor], others: Sequence[tf.Tensor], how
     return result
 
 
+@own
 def all_reduce_sum(tensors: Sequence[tf.Tensor], how: Reduction | None = None) -> list[tf.Tensor]:
     """Sums each tensor over the replicas; the same packs in the same order on all of them, by construction."""
     return _all_reduce([], tensors, how or Reduction())

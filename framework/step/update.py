@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from framework.errors import ConfigError, LockstepError
 from framework.optimizers.base import Optimizer, dense
+from framework.step.autograph import own
 from framework.step.gradients import StepSums
 
 
@@ -35,6 +36,7 @@ class Update(NamedTuple):
     learning_rate: tf.Tensor  # float32 scalar: the rate of this update
 
 
+@own
 def apply(
     sums: StepSums,
     optimizer: Optimizer,

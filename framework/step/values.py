@@ -233,4 +233,6 @@ class StatLayout:
 def _stack(parts: Sequence[tf.Tensor | None]) -> tf.Tensor:
     if not parts:
         return tf.zeros([0], tf.float64)
+    if len({p.dtype for p in parts}) == 1:
+        return tf.cast(tf.stack(parts), tf.float64)
     return tf.stack([tf.cast(p, tf.float64) for p in parts])

@@ -28,8 +28,9 @@ def test_a_batch_is_cut_into_contiguous_parts_that_differ_by_one_row_at_most() -
     assert parts(2, 3, global_batch_size=7) == [[[0, 1, 2], [3, 4], [5, 6]], [[7, 8, 9], [10, 11], [12, 13]]]
 
 
-def test_a_short_last_batch_is_spread_and_what_follows_is_empty() -> None:
-    assert parts(3, 2, global_batch_size=4, stop=5) == [[[0, 1], [2, 3]], [[4], []], [[], []]]
+def test_a_short_last_batch_is_spread_and_nothing_follows() -> None:
+    assert parts(3, 2, global_batch_size=4, stop=5) == [[[0, 1], [2, 3]], [[4], []]]
+    assert parts(3, 2, global_batch_size=4, stop=4) == [[[0, 1], [2, 3]]]
 
 
 def test_a_batch_smaller_than_the_replicas_leaves_some_empty() -> None:
