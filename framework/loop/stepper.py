@@ -130,7 +130,8 @@ class Stepper:
                     return _compiled(lambda batch: local(lambda: compute(batch)), micro_batch)
                 return local(lambda: compute(micro_batch))
 
-        count, unroll, sizes = t.config.accumulate_steps, _communicates(t.model), self._micro_sizes(batch)
+        unroll = t.loss_communicates or _communicates(t.model)
+        count, sizes = t.config.accumulate_steps, self._micro_sizes(batch)
         if self.jit and unroll:
             raise ConfigError(
                 "jit=on but the model reduces over replicas in its forward pass (synchronised batch normalisation): "
@@ -144,7 +145,8 @@ class Stepper:
         if self._replica_state is not None:
             if t.strategy.num_replicas_in_sync > 1:
                 state = self._replica_state.sums(before, rows.value)
-            _step().before = before
+            here = _step()
+            here.common = before if here.common is None else here.common
         return dataclasses.replace(sums, stats={**sums.stats, "examples": rows}, state=state)
 
     def _micro_sizes(self, batch: Any) -> tf.Tensor | None:
@@ -170,17 +172,22 @@ class Stepper:
         overflow = tf.math.is_finite(sums.stats["loss"].value) if "loss" in sums.stats else tf.constant(True)
         overflow &= self._scale.can_fall() if self._scale is not None and sums.scale is not None else False
 
+        # What the copies had in common: before a first gradients(), or after another apply(), which made them equal.
+        common = here.common
+        if common is None and self._replica_state is not None and here.updates:
+            common = self._replica_state.read()
+
         def on_update() -> None:
-            if self._replica_state is not None and here.before is not None:
-                self._replica_state.commit(here.before, sums.state)
+            if self._replica_state is not None and common is not None:
+                self._replica_state.commit(common, sums.state)
             if self._scale is not None and sums.scale is not None:
                 self._scale.good_step()
             if self._average is not None:
                 self._average.update()
 
         def on_skip() -> None:
-            if self._replica_state is not None and here.before is not None:
-                self._replica_state.undo(here.before)
+            if self._replica_state is not None and common is not None:
+                self._replica_state.undo(common)
             if self._scale is not None and sums.scale is not None:
                 self._scale.bad_step(overflow)
 
@@ -193,6 +200,7 @@ class Stepper:
             on_update=on_update,
             on_skip=on_skip,
         )
+        here.common = None
         here.updates.append(update)
         here.alarms.append(tf.logical_not(update.finite | overflow))
         if sums.norms is not None:
@@ -272,7 +280,7 @@ class _Step:
         self.alarms: list[tf.Tensor] = []
         self.norms: list[tf.Tensor] = []
         self.columns: list[str] = []
-        self.before: Mapping[str, tf.Tensor] | None = None
+        self.common: Mapping[str, tf.Tensor] | None = None  # the replicas' state before local changes
 
 
 def _step() -> _Step:

@@ -177,7 +177,7 @@ def _looped(
     traced: dict[str, Any] = {}  # filled while the body is traced
 
     def body(k: tf.Tensor, weight: tf.Tensor, vectors: Any, gradients: Any) -> Any:
-        with local_only("inside the loop over micro-batches; leave --accumulate_steps out"):
+        with local_only("inside the loop over micro-batches; set loss_communicates = True in the Trainer class"):
             sums = one(part(k), k)
         traced["sums"] = sums
         traced["layout"] = layout = StatLayout(sums.stats)

@@ -160,11 +160,28 @@ def gather_rows(slices: tf.IndexedSlices, options: Any) -> tf.IndexedSlices:
 def _goes_sparse(slices: tf.IndexedSlices, original: Any, choice: str) -> bool:
     if choice != "auto":
         return choice == "sparse"
-    rows = original.indices.shape.num_elements()  # before duplicates were merged: known while tracing, or not
+    rows = _rows_of_all(original.indices.shape.num_elements())  # before duplicates were merged
     shape = tf.get_static_value(slices.dense_shape) if slices.dense_shape is not None else None
     if rows is None or shape is None:
         return False
-    return rows * _context().num_replicas_in_sync < int(shape[0])
+    return rows < int(shape[0])
+
+
+def _rows_of_all(mine: int | None) -> int | None:
+    """Rows of all replicas together, as far as they are known while tracing: one answer for all of them."""
+    context = _context()
+    replicas = context.num_replicas_in_sync
+    if replicas == 1:
+        return mine
+
+    def largest(strategy: Any, counts: Any) -> int:
+        return max(strategy.experimental_local_results(counts))
+
+    most = context.merge_call(largest, args=(_UNKNOWN if mine is None else mine,))
+    return None if most == _UNKNOWN else int(most) * replicas
+
+
+_UNKNOWN = 1 << 62  # larger than any number of rows
 
 
 def _all_reduce(gradients: Sequence[tf.Tensor], others: Sequence[tf.Tensor], how: Reduction) -> list[tf.Tensor]:

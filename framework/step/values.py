@@ -233,6 +233,7 @@ class StatLayout:
 def _stack(parts: Sequence[tf.Tensor | None]) -> tf.Tensor:
     if not parts:
         return tf.zeros([0], tf.float64)
-    if len({p.dtype for p in parts}) == 1:
-        return tf.cast(tf.stack(parts), tf.float64)
-    return tf.stack([tf.cast(p, tf.float64) for p in parts])
+    tensors = [tf.convert_to_tensor(p) for p in parts]
+    if len({t.dtype for t in tensors}) == 1:
+        return tf.cast(tf.stack(tensors), tf.float64)
+    return tf.stack([tf.cast(t, tf.float64) for t in tensors])

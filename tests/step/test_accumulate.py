@@ -147,23 +147,19 @@ class Contrast(Toy):
         return LossOutput(loss=model.w * batch * tf.reduce_sum(all_gather(batch)))
 
 
-@pytest.mark.parametrize(
-    "replicas",
-    [
-        1,
-        pytest.param(
-            2,
-            marks=pytest.mark.xfail(
-                reason="only layers marked synchronized are unrolled; all_gather in compute_loss is not seen",
-                strict=True,
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_loss_that_gathers_works_with_micro_batches(replicas: int) -> None:
-    trainer = Contrast(settings(num_replicas=replicas, accumulate_steps=2, train_steps=1))
+    class Says(Contrast):
+        loss_communicates = True
+
+    trainer = Says(settings(num_replicas=replicas, accumulate_steps=2, train_steps=1))
     # Micro-batches (1, 2) and (3, 4): sums 3 and 7.
     assert trainer.train()["loss"] == (1 * 3 + 2 * 3 + 3 * 7 + 4 * 7) / 4
+
+
+def test_a_loss_that_gathers_and_does_not_say_so_is_refused_with_the_cure() -> None:
+    with pytest.raises(ConfigError, match="set loss_communicates = True in the Trainer class"):
+        Contrast(settings(num_replicas=2, accumulate_steps=2, train_steps=1)).train()
 
 
 def test_more_micro_batches_than_examples_are_refused() -> None:

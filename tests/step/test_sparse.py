@@ -65,9 +65,7 @@ def test_norms_are_of_merged_rows() -> None:
     [
         "dense",
         "sparse",
-        pytest.param(
-            "auto", marks=pytest.mark.xfail(reason="auto goes by the replica's own static shapes", strict=True)
-        ),
+        "auto",
     ],
 )
 def test_replicas_with_different_rows_and_one_without_any(how: str) -> None:

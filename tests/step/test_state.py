@@ -238,19 +238,7 @@ class Doubled(Trainer):
         return sums[0]
 
 
-@pytest.mark.parametrize(
-    "replicas",
-    [
-        1,
-        pytest.param(
-            2,
-            marks=pytest.mark.xfail(
-                reason="what the second gradients() found, the first one's local change, is taken for common",
-                strict=True,
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_two_gradients_before_two_updates_keep_the_state_common(replicas: int) -> None:
     trainer = Doubled(settings(num_replicas=replicas, train_steps=1))
     trainer.train()
