@@ -13,7 +13,7 @@ FIRST = 1e-5
 # Later, rounding grows from step to step.
 CURVE = 0.02
 # Loss below which a relative difference says nothing: the model has learnt its data by heart.
-FLOOR = 0.02
+FLOOR = 0.1
 
 
 def difference(reference: Run, run: Run) -> str:

@@ -16,7 +16,7 @@ from framework import AtSteps, LossOutput, RunConfig, Scheduled, Trainer
 from input_pipelines import from_arrays
 
 
-class Perceptron(Trainer):
+class Workbench(Trainer):
     """The workload as a task; one long ``train`` call, cut at the steps that are reported."""
 
     def __init__(self, config: RunConfig, workload: Workload, ends: Sequence[int], report: Reporter):
@@ -41,7 +41,7 @@ class Perceptron(Trainer):
         return [Scheduled(AtSteps(self._ends), lambda step, values: self._report(step, values["loss"]))]
 
 
-def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
+def train(workload: Workload, ends: Sequence[int], report: Reporter, task: type[Workbench] = Workbench) -> None:
     """Trains to the last of ``ends`` and reports at each of them. A contender, see ``benchmarks.contender``."""
     set_threads(workload)
     with _run_dir(workload) as run_dir:
@@ -59,7 +59,7 @@ def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
             checkpoint_every=workload.checkpoint_every,
             progress="off",
         )
-        trainer = Perceptron(config, workload, ends, report)
+        trainer = task(config, workload, ends, report)
         default = RunConfig().to_dict()
         settings = {k: v for k, v in config.to_dict().items() if v != default[k] and k != "run_dir"}
         report.facts(parameters=sum(v.shape.num_elements() for v in trainer.trainable_variables), settings=settings)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks import networks
+
 if TYPE_CHECKING:
     import keras
 
@@ -17,8 +19,9 @@ class Workload:
 
     Attributes:
       data: ``digits`` (1,437 images of 64 pixels) or ``random`` (4,096 vectors of ``features`` numbers).
-      features: numbers in one example.
-      hidden: units of each hidden layer.
+      network: ``mlp``; ``resnet20`` on random 32 x 32 images; or ``transformer`` on random bytes, 128 a row.
+      features: numbers in one example, of ``mlp``.
+      hidden: units of each hidden layer, of ``mlp``.
       batch: examples in a step, over all replicas.
       replicas: on one process; more than one are logical CPU devices.
       learning_rate: of AdamW.
@@ -29,9 +32,10 @@ class Workload:
       checkpoint_every: steps between checkpoints in a temporary run folder; 0: none, and nothing is written.
     """
 
-    data: str
-    features: int
-    hidden: tuple[int, ...]
+    data: str = "random"
+    network: str = "mlp"
+    features: int = 0
+    hidden: tuple[int, ...] = ()
     batch: int
     replicas: int = 1
     learning_rate: float = 1e-3
@@ -44,6 +48,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.data not in ("digits", "random"):
             raise ValueError(f"data={self.data!r} but it must be digits or random")
+        if self.network not in networks.BUILDERS:
+            raise ValueError(f"network={self.network!r} but it must be one of {', '.join(networks.BUILDERS)}")
         if self.batch % self.replicas:
             raise ValueError(f"batch={self.batch} with replicas={self.replicas}: the bare loop has no uneven shares")
 
@@ -67,19 +73,22 @@ def set_threads(workload: Workload) -> None:
 
 
 def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
-    """Inputs float32 ``[examples, features]`` and labels int32 ``[examples]``."""
+    """Inputs ``[examples, ...]`` and labels int32 ``[examples]``, or ``[examples, positions]`` for the transformer."""
     if workload.data == "digits":
         from input_pipelines import digits
 
         images, labels = digits.load(split)
         return images.reshape(len(images), -1), labels
     random = np.random.default_rng(0 if split == "train" else 1)
-    inputs = random.standard_normal((4096, workload.features), np.float32)
-    return inputs, random.integers(0, 10, 4096).astype(np.int32)
+    if workload.network == "transformer":
+        tokens = random.integers(0, networks.BYTES, (1024, networks.LENGTH + 1)).astype(np.int32)
+        return tokens[:, :-1], tokens[:, 1:]
+    shape = (32, 32, 3) if workload.network == "resnet20" else (workload.features,)
+    count = 1024 if workload.network == "resnet20" else 4096
+    inputs = random.standard_normal((count, *shape), np.float32)
+    return inputs, random.integers(0, 10, count).astype(np.int32)
 
 
 def build_model(workload: Workload) -> keras.Model:
-    """The perceptron, ``[batch, features]`` -> logits ``[batch, 10]``; seed Keras before, for equal weights."""
-    from models.mlp import mlp
-
-    return mlp((workload.features,), workload.hidden, 10)
+    """The network: inputs -> logits; seed Keras before, for equal weights."""
+    return networks.BUILDERS[workload.network](workload.features, workload.hidden)

@@ -49,7 +49,7 @@ class Trainer:
     recipe: ClassVar[Mapping[str, Any]] = {}
     # A dataclass of the task's own settings; its fields become flags of the task.
     Options: ClassVar[type | None] = None
-    # Set it where ``compute_loss`` itself gathers or reduces over replicas: micro-batches then stand one after the other
+    # Set it where ``compute_loss`` itself gathers or reduces over replicas: micro-batches then stand one after another
     # in the graph, because replicas cannot meet inside a loop.
     loss_communicates: ClassVar[bool] = False
 

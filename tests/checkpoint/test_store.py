@@ -225,8 +225,8 @@ def test_b43_a_check_tells_of_a_save_that_has_failed_and_does_not_wait(tmp_path:
     made = blocked(tmp_path)
     made.check()
     made.save(1, VALUES)
-    assert made._thread is not None
-    made._thread.join()
+    assert made._saving is not None
+    made._saving.result()
     with pytest.raises(LockstepError, match="saving a checkpoint failed"):
         made.check()
 
