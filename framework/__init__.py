@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from framework.step.reduce import reduce as reduce
     from framework.step.update import Update as Update
     from framework.step.update import apply as apply
+    from framework.step.values import Derived as Derived
     from framework.step.values import LossOutput as LossOutput
     from framework.step.values import Max as Max
     from framework.step.values import Min as Min
@@ -47,6 +48,7 @@ _PUBLIC = {
     "BatchPlan": "framework.loop.feed",
     "CheckFailed": "framework.errors",
     "ConfigError": "framework.errors",
+    "Derived": "framework.step.values",
     "EveryNSteps": "framework.hooks",
     "EverySeconds": "framework.hooks",
     "EveryStep": "framework.hooks",
@@ -75,12 +77,14 @@ _PUBLIC = {
     "reduce": "framework.step.reduce",
 }
 
-__all__ = ["optimizers", *sorted(_PUBLIC)]
+_MODULES = ("metrics", "optimizers")
+
+__all__ = [*_MODULES, *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "optimizers":
-        return importlib.import_module("framework.optimizers")
+    if name in _MODULES:
+        return importlib.import_module(f"framework.{name}")
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'framework' has no attribute {name!r}")

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # call, two logical CPUs) is below 0.2 %, short enough that Ctrl-C and SIGTERM are answered at once.
 _LOOP_SECONDS = 0.2
 
+# Figures of a record that say how the training went and not what it reached.
+_NO_RESULTS = frozenset(["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait"])
+
 
 class Run:
     """One trainer's run: where it stands, its files, and the loop over steps."""
@@ -264,8 +267,7 @@ class Run:
     def _record(self, log: Window) -> None:
         figures = log.figures(self._loop.layout)
         log.clear()
-        names = [n for n in figures if n in self._loop.layout.kinds and n not in ("learning_rate", "grad_norm")]
-        self._results.update({n: figures[n] for n in names})
+        self._results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
         for hook in self._log:
             hook(self._trainer.step, figures)
 

@@ -328,5 +328,5 @@ def _compiled(local: Callable[[Any], StepSums], batch: Any) -> StepSums:
 
     gradients, weight, stats = run(batch)
     sums: StepSums = kept["sums"]
-    named = {n: Stat(sums.stats[n].kind, *pair) for n, pair in stats.items()}
+    named = {n: sums.stats[n]._replace(value=value, weight=weight) for n, (value, weight) in stats.items()}
     return dataclasses.replace(sums, gradients=gradients, weight=weight, stats=named)

@@ -214,12 +214,13 @@ def _looped(
 def _add(a: StepSums, b: StepSums) -> StepSums:
     if set(a.stats) != set(b.stats):
         raise LockstepError(f"micro-batches report different figures: {sorted(a.stats)} and {sorted(b.stats)}")
-    combine: dict[str, Any] = {"mean": tf.add, "sum": tf.add, "max": tf.maximum, "min": tf.minimum}
+    combine: dict[str, Any] = {"mean": tf.add, "sum": tf.add, "derived": tf.add, "max": tf.maximum, "min": tf.minimum}
     stats = {}
     for name, stat in a.stats.items():
         other = b.stats[name]
         value = combine[stat.kind](stat.value, other.value)
-        stats[name] = Stat(stat.kind, value, None if stat.weight is None else stat.weight + other.weight)
+        weight = None if stat.weight is None else stat.weight + other.weight
+        stats[name] = stat._replace(value=value, weight=weight)
     gradients = []
     for x, y in zip(a.gradients, b.gradients, strict=True):
         x, y = _tensor(x), _tensor(y)

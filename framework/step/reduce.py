@@ -290,7 +290,8 @@ def _flatten_stats(stats: Mapping[str, Stat]) -> tuple[list[tf.Tensor], Any]:
             value = next(values)
             if stat.kind in _BY_SLOT:
                 value = _BY_SLOT[stat.kind](value)
-            result[name] = Stat(stat.kind, value, None if stat.weight is None else next(values), reduced=True)
+            weight = None if stat.weight is None else next(values)
+            result[name] = stat._replace(value=value, weight=weight, reduced=True)
         return result
 
     return flat, rebuild

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from framework.errors import ConfigError
@@ -52,13 +54,27 @@ class Min:
     value: Any
 
 
-class Stat(NamedTuple):
-    """One reported figure as scalars that can be reduced: ``mean`` is value / weight at the very end."""
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    """A metric computed at the very end from sums: an area under a curve, a confusion matrix.
 
-    kind: str  # mean | sum | max | min | last
-    value: tf.Tensor
+    Attributes:
+      sums: tensors of any shape, sums over this replica's examples; they are added over replicas and steps.
+      finish: the sums as float64 arrays, in their order -> the figure, or figures by name.
+    """
+
+    sums: Sequence[Any]
+    finish: Callable[[Sequence[np.ndarray]], float | Mapping[str, float]]
+
+
+class Stat(NamedTuple):
+    """One reported figure as tensors that can be reduced: ``mean`` is value / weight at the very end."""
+
+    kind: str  # mean | sum | max | min | last | derived
+    value: tf.Tensor  # a scalar, or flat: the sums of ``derived``, and what only crosses replicas
     weight: tf.Tensor | None = None  # of a mean
     reduced: bool = False  # whether it already is over all replicas
+    finish: Callable[[np.ndarray], float | Mapping[str, float]] | None = None  # of ``derived``, from its flat value
 
 
 def local_sums(output: LossOutput) -> tuple[tf.Tensor, tf.Tensor, dict[str, Stat]]:
@@ -123,6 +139,8 @@ def _metric(name: str, metric: Any, loss_weight: Any) -> Stat:
         return Stat("max", tf.reduce_max(_wide(metric.value)))  # -inf for a replica without examples
     if isinstance(metric, Min):
         return Stat("min", tf.reduce_min(_wide(metric.value)))
+    if isinstance(metric, Derived):
+        return _derived(name, metric)
     value, weight = metric if isinstance(metric, tuple) else (metric, loss_weight)
     value = _wide(value)
     if value.shape.rank == 0:
@@ -131,6 +149,19 @@ def _metric(name: str, metric: Any, loss_weight: Any) -> Stat:
             "or name its reduction: framework.Sum, Max or Min"
         )
     return Stat("mean", *_weighted(value, weight, f"metric {name!r}"))
+
+
+def _derived(name: str, metric: Derived) -> Stat:
+    parts = [_wide(part) for part in metric.sums]
+    shapes = [part.shape.as_list() for part in parts]
+    if any(None in shape for shape in shapes):
+        raise ConfigError(f"metric {name!r} has sums of shapes {shapes} but they must be known; sum over the examples")
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+
+    def finish(flat: np.ndarray) -> float | Mapping[str, float]:
+        return metric.finish([part.reshape(shape) for part, shape in zip(np.split(flat, ends), shapes, strict=True)])
+
+    return Stat("derived", tf.concat([tf.reshape(part, [-1]) for part in parts], 0), finish=finish)
 
 
 def _wide(value: Any) -> tf.Tensor:
@@ -174,7 +205,7 @@ def as_stats(output: Any, what: str) -> dict[str, Stat]:
 def _as_stat(name: str, value: Any, what: str) -> Stat:
     if isinstance(value, Stat):
         return value
-    if isinstance(value, (Sum, Max, Min)):
+    if isinstance(value, (Sum, Max, Min, Derived)):
         return _metric(name, value, None)
     if isinstance(value, tuple) and len(value) == 2:
         return Stat("mean", tf.reduce_sum(_wide(value[0])), tf.reduce_sum(_wide(value[1])))
@@ -191,43 +222,65 @@ class StatLayout:
         self.kinds = {name: stat.kind for name, stat in stats.items()}
         self._means = self._of("mean")
         self._sums = self._of("mean", "sum")
+        self._derived = {n: (int(stats[n].value.shape[0]), stats[n].finish) for n in self._of("derived")}
 
     def _of(self, *kinds: str) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in kinds]
 
-    def place(self, name: str) -> int:
-        """Where the value of a sum or mean stands in the first vector."""
-        return self._sums.index(name)
-
     def vectors(self, stats: Mapping[str, Stat]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-        """float64 vectors: values of sums followed by weights of means; maxima; minima; last values."""
-        sums = [stats[n].value for n in self._sums] + [stats[n].weight for n in self._means]
+        """float64 vectors: sums, then weights of means, then sums of derived figures; maxima; minima; last values."""
+        sums = _stack([stats[n].value for n in self._sums] + [stats[n].weight for n in self._means])
+        if self._derived:
+            sums = tf.concat([sums, *(tf.cast(stats[n].value, tf.float64) for n in self._derived)], 0)
         rest = [[stats[n].value for n in self._of(kind)] for kind in ("max", "min", "last")]
-        return (_stack(sums), *map(_stack, rest))
+        return (sums, *map(_stack, rest))
+
+    def _parts(self, sums: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """By name: values of sums, weights of means, flat sums of derived figures."""
+        weights = len(self._sums)
+        start = weights + len(self._means)
+        flat = {}
+        for name, (size, _) in self._derived.items():
+            flat[name], start = sums[start : start + size], start + size
+        values = {name: sums[i] for i, name in enumerate(self._sums)}
+        return values, {name: sums[weights + i] for i, name in enumerate(self._means)}, flat
 
     def stats(self, vectors: Sequence[tf.Tensor], dtypes: Mapping[str, tf.DType]) -> dict[str, Stat]:
         """The figures as ``Stat``s again, from what ``vectors`` gave, of the given dtypes."""
         sums, *rest = vectors
+        values, weights, flat = self._parts(sums)
         result = {}
         for kind, part in zip(("max", "min", "last"), rest, strict=True):
             for i, name in enumerate(self._of(kind)):
                 result[name] = Stat(kind, tf.cast(part[i], dtypes[name]))
-        for i, name in enumerate(self._sums):
-            weight = None
-            if name in self._means:
-                weight = tf.cast(sums[len(self._sums) + self._means.index(name)], dtypes[name])
-            result[name] = Stat(self.kinds[name], tf.cast(sums[i], dtypes[name]), weight)
+        for name, value in values.items():
+            weight = tf.cast(weights[name], dtypes[name]) if name in weights else None
+            result[name] = Stat(self.kinds[name], tf.cast(value, dtypes[name]), weight)
+        for name, value in flat.items():
+            size, finish = self._derived[name]
+            result[name] = Stat("derived", tf.ensure_shape(tf.cast(value, dtypes[name]), [size]), finish=finish)
         return {name: result[name] for name in self.kinds}
 
     def figures(self, vectors: Sequence[Any]) -> dict[str, float]:
         """Final figures as Python floats, from what ``vectors`` gave, added up; a mean over no weight is NaN."""
-        sums, maxima, minima, last = ([float(x) for x in v] for v in vectors)
-        values = dict(zip(self._sums, sums, strict=False))
-        for name, weight in zip(self._means, sums[len(self._sums) :], strict=True):
-            values[name] = values[name] / weight if weight else float("nan")
-        for kind, part in (("max", maxima), ("min", minima), ("last", last)):
-            values.update(zip(self._of(kind), part, strict=True))
-        return {name: values[name] for name in self.kinds}
+        sums, *rest = vectors
+        raw, weights, flat = self._parts(np.asarray(sums, np.float64))
+        values: dict[str, Any] = {name: float(value) for name, value in raw.items()}
+        for name, weight in weights.items():
+            values[name] = values[name] / float(weight) if weight else float("nan")
+        for kind, part in zip(("max", "min", "last"), rest, strict=True):
+            values.update(zip(self._of(kind), (float(x) for x in part), strict=True))
+        for name, value in flat.items():
+            finish = self._derived[name][1]
+            assert finish is not None
+            values[name] = finish(value)
+        found: dict[str, float] = {}
+        for name in self.kinds:
+            if isinstance(values[name], Mapping):
+                found.update({f"{name}/{key}": float(value) for key, value in values[name].items()})
+            else:
+                found[name] = float(values[name])
+        return found
 
 
 def _stack(parts: Sequence[tf.Tensor | None]) -> tf.Tensor:

@@ -241,7 +241,7 @@ def test_b24_the_message_knows_of_a_checkpoint_that_is_still_being_written(
         write(self, *args)
 
     def waiting(self: CheckpointStore) -> None:
-        if self._thread is not None:
+        if self._saving is not None:
             awaited.set()
         wait(self)
 
