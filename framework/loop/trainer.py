@@ -49,7 +49,7 @@ class Trainer:
     recipe: ClassVar[Mapping[str, Any]] = {}
     # A dataclass of the task's own settings; its fields become flags of the task.
     Options: ClassVar[type | None] = None
-    # Set it where ``compute_loss`` itself gathers or reduces over replicas: micro-batches then stand one after the other
+    # Set it where ``compute_loss`` itself gathers or reduces over replicas: micro-batches then stand one after another
     # in the graph, because replicas cannot meet inside a loop.
     loss_communicates: ClassVar[bool] = False
 
@@ -68,6 +68,7 @@ class Trainer:
             tf.config.experimental.enable_op_determinism()
         self.strategy = strategies.build(self.choice, config, self.cluster)
         self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
+        self.task_name = ""  # on the command line; a resume under another one is refused
         self._step = 0
         self._model: Any = None
         self._optimizers: dict[str, Optimizer] = {}
