@@ -19,11 +19,12 @@ def train(command: flags.Command) -> int:
 
     config = command.config
     trainer = command.task_class(config, **command.options)
+    trainer.task_name = command.task
     chatty = config.progress != "off" and trainer.cluster.is_chief
     if chatty:
         print(devices.discover().table(), flush=True)
     if command.mode == "eval":
-        if config.run_dir and trainer.latest_checkpoint is None:
+        if config.run_dir and trainer.latest_checkpoint is None and not config.init_from:
             raise ConfigError(f"mode=eval but run_dir={config.run_dir} has no checkpoint; train first, or pass another")
         results = {f"eval/{name}": value for name, value in trainer.evaluate().items()}
     else:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import types
 import typing
 from typing import Any
 
 from framework.errors import ConfigError
+from framework.parse import parse_best as parse_best
+from framework.parse import parse_boundaries as parse_boundaries
+from framework.parse import parse_condition as parse_condition
+from framework.parse import parse_multipliers as parse_multipliers
+from framework.parse import parse_patterns as parse_patterns
 
 
 def _option(
@@ -75,9 +79,26 @@ class RunConfig:
     resume: str = _option(
         "auto",
         "run",
-        "auto: go on from the newest checkpoint in run_dir, if any; never: refuse a run_dir that has checkpoints; "
+        "auto: go on from the newest whole checkpoint in run_dir, if any; never: refuse a run_dir that holds a run; "
         "must: refuse to start without one.",
         choices=("auto", "never", "must"),
+    )
+    resume_anyway: bool = _option(
+        False, "run", "Go on although seed, optimizer, task or its options are not those the run was started with."
+    )
+    init_from: str = _option(
+        "",
+        "run",
+        "A checkpoint, or a run folder (its newest whole one): a run that starts at step 0 takes the model's weights "
+        "from it. A resume does not read it.",
+    )
+    init_include: str = _option(
+        "",
+        "run",
+        "init_from: regular expressions, comma separated: only variables in whose name one is found. Empty: all.",
+    )
+    init_exclude: str = _option(
+        "", "run", "init_from: likewise; these variables keep their own initial values, e.g. a new head."
     )
 
     # --- devices and strategy ------------------------------------------------------------------------------------
@@ -226,6 +247,9 @@ class RunConfig:
     )
     checkpoint_every: int = _option(0, "loop", "Steps between checkpoints; 0: only at the end.", low=0)
     keep_checkpoints: int = _option(5, "loop", "Newest checkpoints kept.", low=1)
+    keep_every: int = _option(
+        0, "loop", "Keep besides, for good, the checkpoints whose step is a multiple of this; 0: none.", low=0
+    )
     keep_best: str = _option(
         "", "loop", "Keep besides the checkpoint best by this evaluation metric, e.g. accuracy:max or loss:min."
     )
@@ -366,77 +390,12 @@ def _check_pairs(c: RunConfig) -> None:
         raise ConfigError(f"cluster={c.cluster} with workers={c.workers!r}: pass --cluster=flags or leave it out")
     parse_best(c.keep_best)
     parse_condition(c.stop_when)
-
-
-def parse_boundaries(text: str) -> list[int]:
-    """``"30,60"`` -> ``[30, 60]``; rising positive integers, or ConfigError."""
-    try:
-        steps = [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        steps = [-1]
-    if any(s <= 0 for s in steps) or steps != sorted(set(steps)):
+    if c.keep_every and (not c.checkpoint_every or c.keep_every % c.checkpoint_every):
         raise ConfigError(
-            f"schedule_boundaries={text!r} but it must be rising whole numbers; for example --schedule_boundaries=30,60"
+            f"keep_every={c.keep_every} with checkpoint_every={c.checkpoint_every}: it must be a multiple of the steps "
+            "at which there is a checkpoint; for example --checkpoint_every=500 --keep_every=5000"
         )
-    return steps
-
-
-def parse_patterns(option: str, text: str) -> tuple[str, ...]:
-    """``"bias,gamma"`` -> ``("bias", "gamma")``; each a regular expression without a comma, or ConfigError."""
-    patterns = tuple(part.strip() for part in text.split(",")) if text else ()
-    for pattern in patterns:
-        try:
-            if not pattern:
-                raise re.error("it is empty and would fit everything")
-            re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(
-                f"{option}={text!r} but {pattern!r} is no regular expression ({error}); for example "
-                f"--{option}=bias,gamma,beta"
-            ) from error
-    return patterns
-
-
-def parse_multipliers(text: str) -> dict[str, float]:
-    """``"backbone=0.1,head=1.0"`` -> ``{"backbone": 0.1, "head": 1.0}``, in this order, or ConfigError."""
-    multipliers: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        pattern, _, factor = part.rpartition("=")
-        try:
-            value = float(factor)
-        except ValueError:
-            value = -1.0
-        if not pattern.strip() or not 0.0 <= value < math.inf:
-            raise ConfigError(
-                f"learning_rate_multipliers={text!r} but {part!r} is not PATTERN=NUMBER with a number of at least 0; "
-                "for example --learning_rate_multipliers=backbone=0.1,head=1.0"
-            )
-        multipliers[pattern.strip()] = value
-    parse_patterns("learning_rate_multipliers", ",".join(multipliers))
-    return multipliers
-
-
-def parse_best(text: str) -> tuple[str, str] | None:
-    """``"accuracy:max"`` -> ``("accuracy", "max")``; None for the empty text; else ConfigError."""
-    if not text:
-        return None
-    name, colon, direction = text.rpartition(":")
-    if not colon or not name or direction not in ("max", "min"):
-        raise ConfigError(f"keep_best={text!r} but it must be METRIC:max or METRIC:min; for example accuracy:max")
-    return name, direction
-
-
-def parse_condition(text: str) -> tuple[str, str, float] | None:
-    """``"loss<0.1"`` -> ``("loss", "<", 0.1)``; None for the empty text; else ConfigError."""
-    if not text:
-        return None
-    for sign in ("<", ">"):
-        name, found, limit = text.partition(sign)
-        if found and name.strip():
-            try:
-                value = float(limit)
-            except ValueError:
-                break
-            if math.isfinite(value):
-                return name.strip(), sign, value
-    raise ConfigError(f"stop_when={text!r} but it must be METRIC<NUMBER or METRIC>NUMBER; for example loss<0.1")
+    for name in ("init_include", "init_exclude"):
+        parse_patterns(name, getattr(c, name))
+        if getattr(c, name) and not c.init_from:
+            raise ConfigError(f"{name}={getattr(c, name)} without init_from: nothing is loaded; pass --init_from=PATH")

@@ -1,4 +1,4 @@
-"""Standard metrics: equal to NumPy's for any batch size and number of replicas, in training, micro-batches and evaluation."""
+"""Standard metrics equal NumPy over all examples, for any batch size, replicas and micro-batches."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -9,8 +10,6 @@ import platform
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from framework.errors import ConfigError
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
@@ -31,28 +30,19 @@ def versions() -> dict[str, str]:
     }
 
 
-def check_folder(path: str) -> None:
-    """Refuses a run folder that cannot be one, before anything starts; makes nothing.
-
-    Raises:
-      ConfigError: it, or a folder it would be in, is a file; or it may not be written.
-    """
-    there = os.path.abspath(path)
-    while not os.path.lexists(there):
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        raise ConfigError(f"run_dir={path} but {there} is not a folder; pass another --run_dir")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"run_dir={path} but {there} may not be written (Permission denied); pass another --run_dir")
-
-
 def write_text(path: str, text: str) -> None:
-    """Writes ``text`` so that a reader sees the old file or the new one whole."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    """Writes ``text`` so that a reader sees the old file or the new one whole, also after a power cut."""
     temporary = f"{path}.tmp-{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def write_json(path: str, value: Any) -> None:
@@ -66,11 +56,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_config(trainer: Trainer) -> None:
-    """Writes the resolved config with versions, cluster and strategy."""
-    assert trainer.config.run_dir is not None
+def settings(trainer: Trainer, run_id: str) -> dict[str, Any]:
+    """What ``config.json`` holds: the resolved config with versions, cluster and strategy, and the run's id."""
     choice = trainer.choice
-    value = {
+    return {
+        "run_id": run_id,
+        "task_name": trainer.task_name,
         "task": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
         "config": trainer.config.to_dict(),
         "options": vars(trainer.options) if trainer.options is not None else {},
@@ -81,7 +72,12 @@ def write_config(trainer: Trainer) -> None:
         "versions": versions(),
         "command": sys.argv,
     }
-    write_json(os.path.join(trainer.config.run_dir, "config.json"), value)
+
+
+def write_config(trainer: Trainer, run_id: str) -> None:
+    """Writes ``config.json``."""
+    assert trainer.config.run_dir is not None
+    write_json(os.path.join(trainer.config.run_dir, "config.json"), settings(trainer, run_id))
 
 
 def write_summary(

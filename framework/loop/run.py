@@ -22,6 +22,7 @@ from framework.loop import files
 from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation
 from framework.loop.feed import Feed
+from framework.loop.folder import RunFolder
 from framework.loop.loop import CompiledLoop, LoopResult
 from framework.loop.saving import Saving
 from framework.loop.source import Source
@@ -44,13 +45,12 @@ class Run:
 
     def __init__(self, trainer: Trainer):
         config = trainer.config
-        if config.run_dir:
-            files.check_folder(config.run_dir)
+        self._folder = RunFolder(config.run_dir) if config.run_dir else None
         self._trainer = trainer
         self._loop = self._make_loop()
         self._evaluation = Evaluation(trainer)
         self.source = Source(trainer)
-        self.saving = Saving(trainer)
+        self.saving = Saving(trainer, self._folder)
         self.alarms = Alarms(trainer)
         self._trained = False
         self._stop: str | None = None  # status to end with, asked for by a signal
@@ -60,6 +60,7 @@ class Run:
         self._results: dict[str, float] = {}
         self._skipped = 0
         self._log: list[Hook] = []
+        self._logging = False  # the hooks that write files are among them
         self._hooks: list[Scheduled] = []
         self._tensorboard: TensorBoard | None = None
         self._early_stop: EarlyStop | None = None
@@ -97,12 +98,16 @@ class Run:
 
     def train(self, steps: int | None, *, evaluate: bool) -> dict[str, float]:
         """See ``Trainer.train``."""
+        with contextlib.ExitStack() as stack:
+            if self._trained:
+                self.source.ask_again()
+            self._trained = True
+            self._trainer.check_cluster()
+            self._enter(stack, training=True)
+            return self._train(steps, evaluate=evaluate)
+
+    def _train(self, steps: int | None, *, evaluate: bool) -> dict[str, float]:
         t, config = self._trainer, self._trainer.config
-        if self._trained:
-            self.source.ask_again()
-        self._trained = True
-        t.check_cluster()
-        self.restore()
         if steps is None and config.train_steps is None and config.train_epochs is None:
             raise ConfigError("neither train_steps nor train_epochs is given; pass --train_steps=1000, or -1 for all")
         goal = self.source.total_steps if steps is None else t.step + steps
@@ -118,7 +123,9 @@ class Run:
         feed = self.source.open(goal)
         self._hooks = list(t.hooks())
         # From here on files are written: what can be refused has been.
-        self._start_files()
+        self._start_files(self.writes)
+        if self.writes:
+            self._write_settings()
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         self._stop, status, reason = None, "failed", ""
@@ -174,6 +181,8 @@ class Run:
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
+            if self._folder is not None:
+                self._folder.check_there()
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
             if result.alarms:
@@ -258,7 +267,7 @@ class Run:
     def _after_first_step(self, result: LoopResult) -> None:
         self.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")
         if self.writes:
-            files.write_config(self._trainer)  # again: the packs of the all-reduce are known now
+            files.write_config(self._trainer, self.saving.run_id)  # again: the packs of the all-reduce are known now
         if self._tensorboard is not None and self._trainer.step <= 1:
             graph = self._loop.graph()
             if graph is not None:
@@ -276,10 +285,13 @@ class Run:
     def evaluate(self) -> dict[str, float]:
         """See ``Trainer.evaluate``."""
         self._evaluation.check()
-        self.restore()
-        self._trainer.build()
-        self._start_files()
-        return _flat(self._evaluate_here(), "")
+        with contextlib.ExitStack() as stack:
+            writes = self._enter(stack, training=False)
+            self._trainer.build()
+            self._start_files(writes)
+            if writes and self._folder is not None and not self._folder.settings():
+                self._write_settings()
+            return _flat(self._evaluate_here(), "")
 
     def _evaluate_here(self) -> dict[str, dict[str, float]]:
         t = self._trainer
@@ -297,42 +309,67 @@ class Run:
 
     # --- files ---------------------------------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Once: reads the newest checkpoint."""
-        self.say(self.saving.restore())
+    def _enter(self, stack: contextlib.ExitStack, *, training: bool) -> bool:
+        """Takes the folder for this run, until the stack is left, and restores the first time.
+
+        Returns:
+          Whether this process writes files: the chief, unless an evaluation alone meets a run that is going on.
+        """
+        claimed: list[bool] = []
+
+        def claim() -> bool:
+            if self._folder is not None:
+                claimed.append(stack.enter_context(self._folder.claim(required=training)))
+            return bool(claimed and claimed[0])
+
+        for line in self.saving.restore(claim, training=training):
+            self.say(line)
+        if claimed == [False]:
+            self.say(f"run_dir={self._trainer.config.run_dir} is in use or read-only: nothing is written to it")
+        return self.writes and claimed == [True]
 
     def _save(self) -> None:
         figures = {n[5:]: v for n, v in self._results.items() if n.startswith("eval/")}
         with self._ledger.timed("checkpoint"):
             self.saving.save(figures if self._evaluated_at == self._trainer.step else {})
 
-    def _start_files(self) -> None:
-        """Makes the run's folder and the hooks that write to it, once."""
+    def _start_files(self, writes: bool) -> None:
+        """Makes the hooks of the framework, and once those that write to the run's folder."""
         t, config = self._trainer, self._trainer.config
-        if self._log:
+        if not self._log:
+            condition = parse_condition(config.stop_when)
+            self._early_stop = EarlyStop(*condition) if condition else None
+            self._log = [Progress(config.progress if t.cluster.is_chief else "off")]
+        if not writes or self._logging:
             return
-        condition = parse_condition(config.stop_when)
-        self._early_stop = EarlyStop(*condition) if condition else None
-        self._log = [Progress(config.progress if t.cluster.is_chief else "off")]
-        if not self.writes:
-            return
+        self._logging = True
         assert config.run_dir is not None
-        files.write_config(t)
-        for name, text in t.run_files.items():
-            files.write_text(os.path.join(config.run_dir, name), text)
         self._log.append(MetricsLog(os.path.join(config.run_dir, "metrics.jsonl")))
         if config.tensorboard:
             self._tensorboard = TensorBoard(os.path.join(config.run_dir, "tensorboard"))
             self._log.append(self._tensorboard)
 
+    def _write_settings(self) -> None:
+        t = self._trainer
+        assert t.config.run_dir is not None
+        files.write_config(t, self.saving.run_id)
+        for name, text in t.run_files.items():
+            files.write_text(os.path.join(t.config.run_dir, name), text)
+
     def _early(self) -> list[Hook]:
         return [self._early_stop] if self._early_stop is not None else []
 
     def _write_summary(self, status: str, reason: str) -> None:
-        if self.writes:
-            seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
-            counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
+        if not self.writes or self._folder is None:
+            return
+        seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
+        counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
+        try:
+            self._folder.check_there()
             files.write_summary(self._trainer, status, reason, self._results, seconds, counts)
+        except (OSError, LockstepError) as error:
+            if status != "failed":  # else the first error is the one to report
+                raise LockstepError(f"summary.json of run_dir={self._folder.path} was not written: {error}") from error
 
     def say(self, line: str) -> None:
         """One line for people, from the chief only."""

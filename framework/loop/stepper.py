@@ -82,6 +82,11 @@ class Stepper:
         """A context manager inside which the model holds the averaged weights; without an average it does nothing."""
         return self._average.swapped() if self._average is not None else contextlib.nullcontext()
 
+    def restart_average(self) -> None:
+        """Starts the average of the weights, if there is one, again from the present weights."""
+        if self._average is not None:
+            self._average.restart()
+
     def describe(self) -> list[str]:
         """Lines about what is not the plainest choice."""
         config, lines = self._trainer.config, []

@@ -68,6 +68,7 @@ class Trainer:
             tf.config.experimental.enable_op_determinism()
         self.strategy = strategies.build(self.choice, config, self.cluster)
         self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
+        self.task_name = ""  # on the command line; a resume under another one is refused
         self._step = 0
         self._model: Any = None
         self._optimizers: dict[str, Optimizer] = {}

@@ -166,6 +166,11 @@ class WeightAverage:
             name: tf.Variable(v.read_value(), dtype=v.dtype, trainable=False, name="ema") for name, v in new.items()
         }
 
+    def restart(self) -> None:
+        """Starts all averages again from the present values; outside of replica context."""
+        for name, variable in self._variables.items():
+            self._averages[name].assign(variable.read_value())
+
     def update(self) -> None:
         """Moves the averages after an update; in replica context."""
         for name, variable in self._variables.items():

@@ -1,0 +1,82 @@
+"""Options whose value is a text with a form of its own: patterns, factors by name, a metric with a direction."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from framework.errors import ConfigError
+
+
+def parse_boundaries(text: str) -> list[int]:
+    """``"30,60"`` -> ``[30, 60]``; rising positive integers, or ConfigError."""
+    try:
+        steps = [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        steps = [-1]
+    if any(s <= 0 for s in steps) or steps != sorted(set(steps)):
+        raise ConfigError(
+            f"schedule_boundaries={text!r} but it must be rising whole numbers; for example --schedule_boundaries=30,60"
+        )
+    return steps
+
+
+def parse_patterns(option: str, text: str) -> tuple[str, ...]:
+    """``"bias,gamma"`` -> ``("bias", "gamma")``; each a regular expression without a comma, or ConfigError."""
+    patterns = tuple(part.strip() for part in text.split(",")) if text else ()
+    for pattern in patterns:
+        try:
+            if not pattern:
+                raise re.error("it is empty and would fit everything")
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"{option}={text!r} but {pattern!r} is no regular expression ({error}); for example "
+                f"--{option}=bias,gamma,beta"
+            ) from error
+    return patterns
+
+
+def parse_multipliers(text: str) -> dict[str, float]:
+    """``"backbone=0.1,head=1.0"`` -> ``{"backbone": 0.1, "head": 1.0}``, in this order, or ConfigError."""
+    multipliers: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        pattern, _, factor = part.rpartition("=")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = -1.0
+        if not pattern.strip() or not 0.0 <= value < math.inf:
+            raise ConfigError(
+                f"learning_rate_multipliers={text!r} but {part!r} is not PATTERN=NUMBER with a number of at least 0; "
+                "for example --learning_rate_multipliers=backbone=0.1,head=1.0"
+            )
+        multipliers[pattern.strip()] = value
+    parse_patterns("learning_rate_multipliers", ",".join(multipliers))
+    return multipliers
+
+
+def parse_best(text: str) -> tuple[str, str] | None:
+    """``"accuracy:max"`` -> ``("accuracy", "max")``; None for the empty text; else ConfigError."""
+    if not text:
+        return None
+    name, colon, direction = text.rpartition(":")
+    if not colon or not name or direction not in ("max", "min"):
+        raise ConfigError(f"keep_best={text!r} but it must be METRIC:max or METRIC:min; for example accuracy:max")
+    return name, direction
+
+
+def parse_condition(text: str) -> tuple[str, str, float] | None:
+    """``"loss<0.1"`` -> ``("loss", "<", 0.1)``; None for the empty text; else ConfigError."""
+    if not text:
+        return None
+    for sign in ("<", ">"):
+        name, found, limit = text.partition(sign)
+        if found and name.strip():
+            try:
+                value = float(limit)
+            except ValueError:
+                break
+            if math.isfinite(value):
+                return name.strip(), sign, value
+    raise ConfigError(f"stop_when={text!r} but it must be METRIC<NUMBER or METRIC>NUMBER; for example loss<0.1")
