@@ -27,6 +27,8 @@ def train(command: flags.Command) -> int:
         if config.run_dir and trainer.latest_checkpoint is None and not config.init_from:
             raise ConfigError(f"mode=eval but run_dir={config.run_dir} has no checkpoint; train first, or pass another")
         results = {f"eval/{name}": value for name, value in trainer.evaluate().items()}
+    elif command.mode == "continuous_eval":
+        results = {f"eval/{name}": value for name, value in trainer.evaluate_continuously().items()}
     else:
         trainer.run_files["flags.txt"] = flags.flagfile_text(command)
         results = trainer.train(evaluate=command.mode == "train_and_eval")

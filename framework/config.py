@@ -245,6 +245,9 @@ class RunConfig:
     eval_batch_size: int = _option(
         0, "loop", "Examples per evaluation batch, over all replicas; 0: as in training.", low=0
     )
+    eval_patience: float = _option(
+        3600.0, "loop", "continuous_eval: seconds without a new checkpoint of a run that has not ended.", low=0.0
+    )
     checkpoint_every: int = _option(0, "loop", "Steps between checkpoints; 0: only at the end.", low=0)
     keep_checkpoints: int = _option(5, "loop", "Newest checkpoints kept.", low=1)
     keep_every: int = _option(
@@ -259,6 +262,20 @@ class RunConfig:
     progress: str = _option(
         "auto", "loop", "Console: a bar on a terminal, plain lines elsewhere.", choices=("auto", "bar", "lines", "off")
     )
+
+    # --- data ----------------------------------------------------------------------------------------------------
+    shard_by: str = _option(
+        "data",
+        "data",
+        "How a tf.data.Dataset is split over workers: data (each takes its share of the elements of all files) or file "
+        "(of the files; at least one for each worker). A pipeline needs neither: each worker reads its own positions.",
+        choices=("data", "file"),
+    )
+    data_service: str = _option(
+        "", "data", "host:port of a tf.data service dispatcher that runs the task's tf.data.Dataset; see docs."
+    )
+    input_threads: int = _option(0, "data", "Threads of the input alone; 0: it shares TensorFlow's.", low=0)
+    input_ram_budget_mb: int = _option(0, "data", "Memory that the input may buffer; 0: TensorFlow's choice.", low=0)
 
     # --- checks --------------------------------------------------------------------------------------------------
     on_nonfinite: str = _option(

@@ -30,7 +30,8 @@ class Keep:
         """
         kept = set(sorted(steps)[-self.last :])
         kept |= {step for step in steps if self.every and step % self.every == 0}
-        kept |= {self.best_step({s: figures[s] for s in steps if s in figures})}
+        best = self.best_step({s: figures[s] for s in steps if s in figures})
+        kept |= set() if best is None else {best}
         return sorted(set(steps) - kept)
 
     def best_step(self, figures: Mapping[int, Mapping[str, float]]) -> int | None:

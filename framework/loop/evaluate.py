@@ -106,4 +106,4 @@ class Evaluation:
         loop = CompiledLoop(
             strategy=trainer.strategy, replica_step=trainer.stepper.evaluate, stop_on_alarm=False, timed=False
         )
-        return open_feed(data, trainer.strategy, plan, Position()), loop
+        return open_feed(data, trainer.strategy, plan, Position(), trainer.input_options), loop

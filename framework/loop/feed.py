@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from framework.errors import ConfigError
+from framework.loop.input_options import InputOptions
 
 # Limits of what ``BatchPlan.read`` does in one call.
 _TOGETHER = 32
@@ -196,7 +197,9 @@ class Feed:
         self.iterator = iter(self._source)
 
 
-def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, position: Position) -> Feed:
+def open_feed(
+    data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, position: Position, how: InputOptions
+) -> Feed:
     """Distributes ``data`` over the replicas, from ``position`` on.
 
     Raises:
@@ -207,21 +210,22 @@ def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, pos
     on_host = all("CPU:" in device for device in strategy.extended.worker_devices)
     if isinstance(data, tf.data.Dataset):
         endless = is_endless(data)
-        rest = data.skip(position.batches) if position.batches else data
+        rest = how.users(data.skip(position.batches) if position.batches else data)
         alone = on_host and strategy.num_replicas_in_sync == 1
         source = rest if alone else strategy.experimental_distribute_dataset(rest)
         return Feed(source, limit=None, bounded=endless)
     if isinstance(data, Pipeline):
         if data.size is not None and data.size < 1:
             raise ConfigError(f"the data has {data.size} examples but training and evaluation need at least 1")
+        how.check_pipeline()
         if on_host:
-            return Feed(data.batches(plan), limit=plan.num_batches, bounded=True, parts=plan.local_replicas)
-        distributed = strategy.distribute_datasets_from_function(lambda context: data.batches(plan))
+            return Feed(how.tuned(data.batches(plan)), limit=plan.num_batches, bounded=True, parts=plan.local_replicas)
+        distributed = strategy.distribute_datasets_from_function(lambda context: how.tuned(data.batches(plan)))
         return Feed(distributed, limit=plan.num_batches, bounded=True)
     if callable(data):
 
         def from_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            dataset = data(context)
+            dataset = how.tuned(data(context))
             return dataset.skip(position.batches * plan.local_replicas) if position.batches else dataset
 
         distributed = strategy.distribute_datasets_from_function(from_context)
@@ -230,6 +234,11 @@ def open_feed(data: Data, strategy: tf.distribute.Strategy, plan: BatchPlan, pos
         f"data is a {type(data).__name__} but it must be a pipeline of input_pipelines, a tf.data.Dataset of global "
         "batches, or a function of tf.distribute.InputContext that returns a tf.data.Dataset"
     )
+
+
+def data_kind(data: Data) -> str:
+    """``dataset``, ``pipeline`` or ``function``."""
+    return "dataset" if isinstance(data, tf.data.Dataset) else "pipeline" if isinstance(data, Pipeline) else "function"
 
 
 def data_size(data: Data) -> int | None:

@@ -293,6 +293,13 @@ class Run:
                 self._write_settings()
             return _flat(self._evaluate_here(), "")
 
+    def follow(self) -> dict[str, float]:
+        """See ``Trainer.evaluate_continuously``."""
+        from framework.loop.follow import Follower
+
+        self._trainer.build()
+        return _flat(Follower(self._trainer, self._evaluation, self.saving).run(), "")
+
     def _evaluate_here(self) -> dict[str, dict[str, float]]:
         t = self._trainer
         with self._ledger.timed("evaluate"):
@@ -380,6 +387,7 @@ class Run:
         t = self._trainer
         for line in t.describe():
             self.say(line)
+        self.say(self.source.describe())
         self.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
 
     # --- the rest ------------------------------------------------------------------------------------------------

@@ -210,6 +210,15 @@ class Saving:
         t.stepper.restart_average()
         return loaded.describe(path, found.step)
 
+    def read(self, step: int) -> None:
+        """Reads the checkpoint of ``step``, whatever ``resume`` says.
+
+        Raises:
+          LockstepError: it cannot be read; ConfigError: it does not fit.
+        """
+        assert self._store is not None
+        self._load(self._store.path(step))
+
     def go_back(self) -> int:
         """Reads the newest whole checkpoint again, after training has begun; returns its step.
 

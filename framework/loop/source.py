@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from framework.errors import ConfigError
-from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_size, is_endless, open_feed
+from framework.loop.feed import BatchPlan, Data, Feed, Pipeline, Position, data_kind, data_size, is_endless, open_feed
 from framework.loop.loop import LoopResult
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Source:
                     f"{type(self._trainer).__name__} has no training data; write train_data, or pass --mode=eval"
                 )
         return self._data
+
+    def describe(self) -> str:
+        """One line about where the data comes from and who reads what."""
+        return self._trainer.input_options.describe(data_kind(self.data))
 
     @property
     def epochs(self) -> int | None:
@@ -114,7 +118,7 @@ class Source:
             stop=self._stop,
             seed=t.config.seed,
         )
-        return open_feed(self.data, t.strategy, plan, self.position)
+        return open_feed(self.data, t.strategy, plan, self.position, t.input_options)
 
     def _limited(self, goal: int | None) -> bool:
         """Whether a run to ``goal`` is one to the configured total, which the number of passes limits."""

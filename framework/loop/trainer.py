@@ -18,6 +18,7 @@ from framework.config import RunConfig
 from framework.errors import ConfigError
 from framework.hooks.hook import Scheduled
 from framework.loop.feed import Data, Pipeline, Position
+from framework.loop.input_options import InputOptions
 from framework.loop.run import Run
 from framework.loop.stepper import Stepper
 from framework.optimizers.base import Optimizer
@@ -67,6 +68,7 @@ class Trainer:
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
         self.strategy = strategies.build(self.choice, config, self.cluster)
+        self.input_options = InputOptions(config, self.cluster.num_workers)
         self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
         self.task_name = ""  # on the command line; a resume under another one is refused
         self._step = 0
@@ -196,6 +198,18 @@ class Trainer:
           ``loss``, the task's metrics and ``examples`` (their count); with ``NAME/`` before them for several sets.
         """
         return self._run.evaluate()
+
+    def evaluate_continuously(self) -> dict[str, float]:
+        """Evaluates each checkpoint that a training run in another process writes to ``run_dir``, until that run ends.
+
+        Returns:
+          As ``evaluate``, of the last checkpoint.
+
+        Raises:
+          ConfigError: no run folder, no evaluation data, several workers, or another model than the run's;
+          LockstepError: no new checkpoint for ``eval_patience`` seconds.
+        """
+        return self._run.follow()
 
     @property
     def step(self) -> int:
