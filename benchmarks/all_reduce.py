@@ -64,7 +64,7 @@ def child(variant: str, replicas: int, seconds: float) -> dict[str, float]:
             else:
                 sums = StepSums(gradients=gradients, weight=tf.ones([]), stats={}, variables=[None] * len(gradients))
                 summed = reduce(sums, how).gradients
-            return tf.add_n([tf.reshape(g, [-1])[-1] for g in summed])
+            return tf.reduce_sum(tf.stack([tf.reshape(g, [-1])[-1] for g in summed]))
 
         @tf.function(autograph=False)
         def run(steps: tf.Tensor) -> tf.Tensor:

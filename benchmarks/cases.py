@@ -111,7 +111,7 @@ _CASES = (
     Case(
         name="memory",
         about="memory of a training process with evaluations and checkpoints, after 500 and after 3,000 steps",
-        workload=dataclasses.replace(DIGITS, eval_every=250, checkpoint_every=250),
+        workload=dataclasses.replace(DIGITS, eval_every=50, checkpoint_every=50),
         contenders=("trainer",),
         reference="trainer",
         bounds=(Bound("trainer.rss_growth_mb", 10.0),),

@@ -52,9 +52,9 @@ class InputOptions:
         config = self._config
         if config.data_service:
             service = tf.data.experimental.service
-            data = data.apply(
-                service.distribute(service.ShardingPolicy.DYNAMIC, f"grpc://{config.data_service}", job_name=None)
-            )
+            made = service.distribute(service.ShardingPolicy.DYNAMIC, f"grpc://{config.data_service}")
+            # Each of the service's workers has a share of the elements, and so a short batch at its end.
+            data = data.apply(made).rebatch(config.global_batch_size)
         if self._workers > 1:
             policies = {
                 "data": tf.data.experimental.AutoShardPolicy.DATA,

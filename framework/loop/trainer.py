@@ -138,7 +138,9 @@ class Trainer:
         output = users(self.compute_loss)(self.model, batch, training=training)
         losses = getattr(self.model, "losses", None)
         if isinstance(output, LossOutput) and output.penalty is None and losses:
-            output = dataclasses.replace(output, penalty=tf.add_n([tf.cast(x, tf.float32) for x in losses]))
+            output = dataclasses.replace(
+                output, penalty=tf.reduce_sum(tf.stack([tf.cast(x, tf.float32) for x in losses]))
+            )
         return output
 
     @own

@@ -124,4 +124,5 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def _global_norm(gradients: list[Any], dtype: tf.DType) -> tf.Tensor:
     # l2_loss is one fused pass: sum(t ** 2) / 2. Indices of sparse gradients are unique, so their rows are the whole.
-    return tf.sqrt(2.0 * tf.add_n([tf.cast(tf.nn.l2_loss(_values(g)), dtype) for g in gradients]))
+    # Not tf.add_n: TensorFlow may turn that into a temporary variable to save memory, which fails in a loop.
+    return tf.sqrt(2.0 * tf.reduce_sum(tf.stack([tf.cast(tf.nn.l2_loss(_values(g)), dtype) for g in gradients])))
