@@ -14,12 +14,13 @@ import random
 import signal
 import sys
 import time
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from framework import optimizers
+from framework import EveryStep, Scheduled
 from framework.checkpoint import find
 from tests.helpers import Toy, settings
 
@@ -30,22 +31,27 @@ class Falling(Toy):
     """w falls by 1/4 a step (in float32 exactly), whatever was killed: w tells how many updates were made."""
 
     xs, rate = np.ones(64, np.float32), 0.25
+    report: pathlib.Path
 
-    def build_optimizer(self) -> optimizers.SGD:
-        return optimizers.SGD(learning_rate=self.rate)
+    def hooks(self) -> Any:
+        def tell(step: int, values: Any) -> None:
+            """After the first step of this life: where it stands."""
+            if not self.report.exists():
+                state = {name: float(v.numpy()) for name, v in self.state().items()}
+                value = {"step": step, "w": state["model/w"], "iterations": state["optimizer/iterations"]}
+                self.report.with_suffix(".new").write_text(json.dumps(value))
+                self.report.with_suffix(".new").rename(self.report)
+
+        return [Scheduled(EveryStep(), tell)]
 
 
 def live(run_dir: pathlib.Path, report: pathlib.Path) -> None:
-    """One life: says where it goes on, then trains until it is killed."""
+    """One life: trains until it is killed."""
     config = settings(
         run_dir=run_dir, train_steps=STEPS, checkpoint_every=1, keep_checkpoints=3, log_every=0, global_batch_size=4
     )
     trainer = Falling(config)
-    trainer.train(1)
-    state = {name: float(v.numpy()) for name, v in trainer.state().items()}
-    value = {"step": trainer.step, "w": state["model/w"], "iterations": state["optimizer/iterations"]}
-    report.with_suffix(".new").write_text(json.dumps(value))
-    report.with_suffix(".new").rename(report)
+    trainer.report = report
     trainer.train()
 
 

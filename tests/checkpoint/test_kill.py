@@ -16,7 +16,7 @@ from framework.checkpoint import find
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize("rounds", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_restart_goes_on_from_the_newest_whole_checkpoint(tmp_path: pathlib.Path, rounds: int) -> None:
     command = [sys.executable, "-m", "tests.checkpoint.kill_run", str(tmp_path), str(rounds), "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60 + 10 * rounds)

@@ -63,7 +63,7 @@ def test_an_intact_checkpoint_is_taken_and_nothing_passed_over(folder: pathlib.P
 
 
 def test_every_byte_of_every_file_flipped_in_turn_is_found(folder: pathlib.Path) -> None:
-    generator, tried = random.Random(0), 0
+    generator, tried, size = random.Random(0), 0, sum(p.stat().st_size for p in files(folder))
     for path in files(folder):
         data = path.read_bytes()
         for offset in range(len(data)):
@@ -73,7 +73,7 @@ def test_every_byte_of_every_file_flipped_in_turn_is_found(folder: pathlib.Path)
             assert path.name in reason(folder), f"byte {offset} of {path.name}"
             tried += 1
         path.write_bytes(data)
-    assert tried > 900 and find.newest(str(folder)).passed_over == {}
+    assert tried == size > 700 and find.newest(str(folder)).passed_over == {}
 
 
 def test_every_file_cut_at_every_length_is_found(folder: pathlib.Path) -> None:
@@ -132,7 +132,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_found(folder: pathlib.Pa
 def test_the_files_of_one_checkpoint_in_another_are_found(folder: pathlib.Path) -> None:
     for name in ("data.index", "data.data-00000-of-00001"):
         shutil.copy(folder / "step-00000004" / name, folder / "step-00000009" / name)
-    assert "data.data-00000-of-00001 has 20 bytes but" in reason(folder)
+    assert "data.data-00000-of-00001 has 16 bytes but 25 were written" in reason(folder)
 
 
 def test_a_format_of_a_later_version_is_refused_and_said(folder: pathlib.Path, monkeypatch: Any) -> None:
