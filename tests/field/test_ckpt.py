@@ -59,6 +59,7 @@ def gang(
     out.mkdir(exist_ok=True)
     args = [str(out), str(run_dir), *pairs]
     done = run_workers(2, *args, script="tests/field/ckpt_worker.py", timeout=120)
+    assert all(one.code in (0, 2) for one in done), "".join(one.stderr[-2000:] for one in done)
     return [json.loads((out / f"worker-{i}.json").read_text()) for i in range(2)], done
 
 
@@ -97,6 +98,7 @@ def test_c065_c066_c067_two_workers_save_restart_and_refuse_to_part(
     assert tree(run_dir) == before
 
 
+@pytest.mark.slow
 def test_c067_what_the_chief_refuses_stops_all_workers(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
     run_dir = tmp_path / "run"
     seen, done = gang(run_workers, tmp_path / "1", run_dir, "train_steps=3", 'resume="must"')
@@ -227,8 +229,7 @@ def test_c071_a_new_process_goes_on_with_the_optimizers_state_bit_for_bit(tmp_pa
         np.testing.assert_array_equal(value, right[name], err_msg=name)
 
 
-@pytest.mark.parametrize("replicas", [(1, 2), (2, 1)])
-@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize(("replicas", "own"), [((1, 2), True), ((2, 1), True), ((1, 2), False)])
 def test_c072_slots_on_another_number_of_replicas(tmp_path: pathlib.Path, replicas: tuple[int, int], own: bool) -> None:
     class Task(Stack):
         def build_optimizer(self) -> Any:
@@ -245,8 +246,7 @@ def test_c072_slots_on_another_number_of_replicas(tmp_path: pathlib.Path, replic
         np.testing.assert_array_equal(value, right[name], err_msg=name)
 
 
-@pytest.mark.parametrize("inside", [True, False])
-@pytest.mark.parametrize("first", ["state", "train"])
+@pytest.mark.parametrize(("inside", "first"), [(True, "state"), (True, "train"), (False, "train")])
 def test_c073_restoring_inside_and_outside_the_scope(tmp_path: pathlib.Path, inside: bool, first: str) -> None:
     import contextlib
 
