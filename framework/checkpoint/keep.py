@@ -31,8 +31,7 @@ class Keep:
         kept = set(sorted(steps)[-self.last :])
         kept |= {step for step in steps if self.every and step % self.every == 0}
         best = self.best_step({s: figures[s] for s in steps if s in figures})
-        kept |= set() if best is None else {best}
-        return sorted(set(steps) - kept)
+        return sorted(set(steps) - kept - {best})
 
     def best_step(self, figures: Mapping[int, Mapping[str, float]]) -> int | None:
         """The step with the best figure, the first of equals; None: no ``best`` is asked for, or no step has it.

@@ -19,7 +19,7 @@ from framework.errors import LockstepError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-# XXH3-128: it is bound by memory, not by the processor (BUILD_NOTES.md), and its binding lets go of Python's lock
+# XXH3-128: it is bound by memory, not by the processor, and its binding lets go of Python's lock
 # meanwhile, so a checksum in the background does not stop the training loop. It finds accidents, not forgeries.
 _ALGORITHM = "xxh3_128"
 _BLOCK = 4 << 20  # bytes read at once: small enough to stay in the processor's cache between reading and hashing

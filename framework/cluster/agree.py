@@ -48,6 +48,8 @@ def _sum(strategy: Any) -> Any:
     import tensorflow as tf
 
     def add(value: tf.Tensor) -> tf.Tensor:
+        # The identity is an op on the replica's device; an argument has none, and TensorFlow asks where it is.
+        value = tf.identity(value)
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     return tf.function(lambda values: strategy.run(add, args=(values,)), autograph=False)

@@ -71,6 +71,8 @@ class RunFolder:
             yield True
         finally:
             if self._open is not None:
+                if not self._is_there():
+                    made = []  # what is at its place now is another's
                 os.close(self._open)
                 self._open = None
             if lock is not None:
@@ -81,15 +83,19 @@ class RunFolder:
 
     def check_there(self) -> None:
         """Raises LockstepError if the folder that was claimed is not at its place any more; nothing is written then."""
-        if self._open is None:
+        if self._open is None or self._is_there():
             return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(self.path), os.fstat(self._open)):
-                return
         raise LockstepError(
             f"run_dir={self.path} is gone: it was deleted, moved or replaced while the run wrote to it; nothing more "
             "is written. Start again with another --run_dir"
         )
+
+    def _is_there(self) -> bool:
+        assert self._open is not None
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._open))
+        except OSError:
+            return False
 
     def settings(self) -> dict[str, Any]:
         """The ``config.json`` of the run in this folder; empty: there is none.
