@@ -81,6 +81,7 @@ class Evaluation:
 
     def _open(self) -> dict[str, tuple[Feed, CompiledLoop]]:
         if self._sets is None:
+            tf.random.set_seed(self._trainer.config.seed)  # as for training data
             data = self._trainer.eval_data()
             named = {} if data is None else data if isinstance(data, Mapping) else {"": data}
             self._sets = {name: self._open_one(name, one) for name, one in named.items()}
