@@ -1,8 +1,8 @@
 """Input alone: ``python -m benchmarks.input [--rounds=7] [--case=NAME ...] [--check] [--out=FILE]``.
 
 Examples a second of the index stream against what most users write, ``Dataset.shuffle(all).batch``, over the same
-arrays and with the same read-ahead; the seconds to the first batch at example 0 and at example 10 million; and the share
-of a training step spent waiting, with the bottleneck named. Rounds interleave, ratios are taken within a round.
+arrays and with the same read-ahead; the seconds to the first batch at example 0 and at example 10 million; and the
+share of a training step spent waiting, with the bottleneck named. Rounds interleave, ratios are taken in a round.
 """
 
 from __future__ import annotations

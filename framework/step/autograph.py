@@ -24,7 +24,7 @@ def users(function: F) -> F:
     inner = function.func if isinstance(function, functools.partial) else function
     if (getattr(inner, "__module__", None) or "").partition(".")[0] == "framework":
         return function
-    return cast(F, _convert(function, _status()))
+    return cast(F, _convert(function, _UNSPECIFIED))
 
 
 def own(function: F) -> F:
