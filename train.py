@@ -10,6 +10,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 
 from framework import flags
 from framework.errors import ConfigError
+from framework.parse import parse_formats
 from models.registry import Tasks
 
 
@@ -29,6 +30,9 @@ def train(command: flags.Command) -> int:
         results = {f"eval/{name}": value for name, value in trainer.evaluate().items()}
     elif command.mode == "continuous_eval":
         results = {f"eval/{name}": value for name, value in trainer.evaluate_continuously().items()}
+    elif command.mode == "export":
+        print(f"exported to {trainer.export(config.export_dir, parse_formats(config.export_formats))}", flush=True)
+        return 0
     else:
         trainer.run_files["flags.txt"] = flags.flagfile_text(command)
         results = trainer.train(evaluate=command.mode == "train_and_eval")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from framework.errors import LockstepError as LockstepError
     from framework.errors import PeerLost as PeerLost
     from framework.errors import Preempted as Preempted
+    from framework.export import Signature as Signature
     from framework.hooks import AtSteps as AtSteps
     from framework.hooks import EveryNSteps as EveryNSteps
     from framework.hooks import EverySeconds as EverySeconds
@@ -62,6 +63,7 @@ _PUBLIC = {
     "Preempted": "framework.errors",
     "RunConfig": "framework.config",
     "Scheduled": "framework.hooks",
+    "Signature": "framework.export",
     "Stat": "framework.step.values",
     "StepSums": "framework.step.gradients",
     "Sum": "framework.step.values",

@@ -17,6 +17,7 @@ from framework.errors import ConfigError
 from framework.parse import parse_best as parse_best
 from framework.parse import parse_boundaries as parse_boundaries
 from framework.parse import parse_condition as parse_condition
+from framework.parse import parse_formats as parse_formats
 from framework.parse import parse_multipliers as parse_multipliers
 from framework.parse import parse_patterns as parse_patterns
 
@@ -263,6 +264,12 @@ class RunConfig:
         "auto", "loop", "Console: a bar on a terminal, plain lines elsewhere.", choices=("auto", "bar", "lines", "off")
     )
 
+    # --- export --------------------------------------------------------------------------------------------------
+    export_dir: str = _option("", "export", "mode=export: where to write; empty: RUN_DIR/export/step-NNNNNNNN.")
+    export_formats: str = _option(
+        "saved_model", "export", "mode=export: what to write, comma separated: saved_model, keras, tflite."
+    )
+
     # --- data ----------------------------------------------------------------------------------------------------
     shard_by: str = _option(
         "data",
@@ -405,6 +412,7 @@ def _check_pairs(c: RunConfig) -> None:
         raise ConfigError("cluster=flags without workers: pass --workers=a:2222,b:2222 --worker_index=0")
     if c.workers and c.cluster not in ("auto", "flags"):
         raise ConfigError(f"cluster={c.cluster} with workers={c.workers!r}: pass --cluster=flags or leave it out")
+    parse_formats(c.export_formats)
     parse_best(c.keep_best)
     parse_condition(c.stop_when)
     if c.keep_every and (not c.checkpoint_every or c.keep_every % c.checkpoint_every):

@@ -25,7 +25,7 @@ from absl import flags as absl_flags
 from framework.config import RunConfig
 from framework.errors import ConfigError, LockstepError
 
-MODES = ("train", "train_and_eval", "eval", "continuous_eval")
+MODES = ("train", "train_and_eval", "eval", "continuous_eval", "export")
 
 _INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for Ctrl-C
 _LONGEST_LINE = 2000  # a message of TensorFlow can be pages long

@@ -7,6 +7,19 @@ import re
 
 from framework.errors import ConfigError
 
+EXPORT_FORMATS = ("saved_model", "keras", "tflite")
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """``"saved_model,keras"`` -> ``("saved_model", "keras")``; each once, or ConfigError."""
+    formats = tuple(part.strip() for part in text.split(","))
+    if len(set(formats)) != len(formats) or not set(formats) <= set(EXPORT_FORMATS):
+        raise ConfigError(
+            f"export_formats={text!r} but it must be some of {','.join(EXPORT_FORMATS)}; "
+            "for example --export_formats=saved_model"
+        )
+    return formats
+
 
 def parse_boundaries(text: str) -> list[int]:
     """``"30,60"`` -> ``[30, 60]``; rising positive integers, or ConfigError."""

@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import math
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +23,7 @@ from framework.loop.feed import Feed
 from framework.loop.folder import RunFolder
 from framework.loop.loop import CompiledLoop, LoopResult
 from framework.loop.saving import Saving
+from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger
@@ -53,7 +52,7 @@ class Run:
         self.saving = Saving(trainer, self._folder)
         self.alarms = Alarms(trainer)
         self._trained = False
-        self._stop: str | None = None  # status to end with, asked for by a signal
+        self._signals = StopSignals()
         self._per_loop = config.steps_per_loop or 1
         self._ledger = Ledger()
         self._evaluated_at = -1
@@ -128,11 +127,11 @@ class Run:
             self._write_settings()
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
-        self._stop, status, reason = None, "failed", ""
+        status, reason = "failed", ""
         self._ledger.start()
         started: list[Any] = []
         try:
-            with self._signals():
+            with self._signals.listening():
                 for hook in [*self._log, *self._early(), *(s.hook for s, _ in hooks)]:
                     if isinstance(hook, Hook):
                         hook.begin(t)
@@ -220,8 +219,8 @@ class Run:
             if save_at.fires(t.step, now):
                 self._save()
             self.saving.check()
-            if self._stop is not None:
-                status, reason = self._stop, f"stopped at step {t.step} by a signal"
+            if self._signals.status is not None:
+                status, reason = self._signals.status, f"stopped at step {t.step} by a signal"
                 break
         if log.steps:
             self._record(log)
@@ -292,6 +291,24 @@ class Run:
             if writes and self._folder is not None and not self._folder.settings():
                 self._write_settings()
             return _flat(self._evaluate_here(), "")
+
+    def export(self, directory: str, formats: Sequence[str]) -> str:
+        """See ``Trainer.export``."""
+        from framework.export import export
+
+        t = self._trainer
+        with contextlib.ExitStack() as stack:
+            self._enter(stack, training=False)
+            t.build()
+            if not t.step and not t.config.init_from:
+                raise ConfigError("an export of weights that were not trained; train first, or pass --run_dir of a run")
+            if not directory:
+                if not t.config.run_dir:
+                    raise ConfigError("an export without a directory and without run_dir; pass --export_dir")
+                directory = os.path.join(t.config.run_dir, "export", f"step-{t.step:08d}")
+            if t.cluster.is_chief:
+                export(t, directory, formats)
+        return directory
 
     def follow(self) -> dict[str, float]:
         """See ``Trainer.evaluate_continuously``."""
@@ -411,26 +428,6 @@ class Run:
         # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
         with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
             yield
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the loop in good order; a second Ctrl-C at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: Any) -> None:
-            del frame
-            if self._stop is not None:
-                raise KeyboardInterrupt
-            self._stop = "interrupted" if number == signal.SIGINT else "preempted"
-
-        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def check_condition(stop_when: str, known: list[str]) -> None:

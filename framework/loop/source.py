@@ -35,7 +35,7 @@ class Source:
           ConfigError: there is none.
         """
         if self._data is None:
-            # A user's shuffle without a seed then has the same one on all workers, or they would share out other orders.
+            # A user's shuffle without a seed then is the same on all workers; else each would share out another order.
             tf.random.set_seed(self._trainer.config.seed)
             self._data = self._trainer.train_data()
             if self._data is None:

@@ -5,30 +5,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
 from framework import optimizers
-from framework.checkpoint.names import fresh_keras_names, trainable_variables, unbuilt_layers, variable_names
+from framework.checkpoint.names import trainable_variables, variable_names
 from framework.cluster import cluster as clusters
 from framework.cluster import devices
 from framework.cluster import strategy as strategies
 from framework.config import RunConfig
 from framework.errors import ConfigError
 from framework.hooks.hook import Scheduled
+from framework.loop import building
 from framework.loop.feed import Data, Pipeline, Position
 from framework.loop.input_options import InputOptions
 from framework.loop.run import Run
 from framework.loop.stepper import Stepper
 from framework.optimizers.base import Optimizer
 from framework.step import gradients as step_gradients
-from framework.step import randomness
 from framework.step import reduce as step_reduce
 from framework.step.autograph import own, users
 from framework.step.gradients import StepSums
 from framework.step.update import Update
-from framework.step.values import LossOutput, as_stats
+from framework.step.values import LossOutput
+
+if TYPE_CHECKING:
+    from framework.export import Signature
 
 
 class Trainer:
@@ -121,6 +124,14 @@ class Trainer:
         """One evaluation step in replica context; returns this replica's sums, which the framework reduces."""
         return self.loss_output(batch, training=False)
 
+    def signatures(self) -> Mapping[str, Signature]:
+        """How an exported model is called, by name of the signature.
+
+        Unless overridden: ``serving_default``, a Keras model called on the first part of a batch, or on all of it where
+        a batch has but one part.
+        """
+        return {"serving_default": building.default_signature(self)}
+
     def replica_state(self) -> Mapping[str, str]:
         """How non-trainable variables that a step changes become one over the replicas.
 
@@ -201,6 +212,24 @@ class Trainer:
         """
         return self._run.evaluate()
 
+    def export(self, directory: str = "", formats: Sequence[str] = ("saved_model",)) -> str:
+        """Writes the model for inference, from the newest checkpoint if nothing was trained here.
+
+        The weights are the moving average if ``ema_decay`` is set. The files hold plain variables: they load on one CPU
+        and name no replica. Training goes on from checkpoints, not from an export.
+
+        Args:
+          directory: to write; it must not exist, or be empty. Empty text: ``RUN_DIR/export/step-NNNNNNNN``.
+          formats: some of ``saved_model`` (with the signatures), ``keras`` (a Keras model's own file) and ``tflite``.
+
+        Returns:
+          The directory.
+
+        Raises:
+          ConfigError: there are no trained weights, or the directory is in use; LockstepError: a conversion failed.
+        """
+        return self._run.export(directory, formats)
+
     def evaluate_continuously(self) -> dict[str, float]:
         """Evaluates each checkpoint that a training run in another process writes to ``run_dir``, until that run ends.
 
@@ -246,7 +275,8 @@ class Trainer:
     def model(self) -> Any:
         """The model, built in the scope at the first use."""
         if self._model is None:
-            self._build_model()
+            with self.strategy.scope():
+                self._model = building.build_model(self)
         return self._model
 
     @property
@@ -281,6 +311,11 @@ class Trainer:
         """The optimizers by name; the only one has the empty name."""
         self.build()
         return self._optimizers
+
+    @property
+    def element_spec(self) -> Any:
+        """Spec of one replica's batch of the training data, or of evaluation data where there is no other."""
+        return self._run.any_feed().element_spec
 
     @property
     def deals_by_plan(self) -> bool:
@@ -375,50 +410,6 @@ class Trainer:
     def _frozen_names(self, variables: Sequence[Any]) -> list[str]:
         """Names of the other variables: patterns of the optimizer may speak of what is frozen now."""
         return sorted(set(variable_names(self.model)) - set(self._names_of(variables)))
-
-    def _build_model(self) -> None:
-        tf.keras.utils.set_random_seed(self.config.seed)
-        policy = tf.keras.config.dtype_policy()
-        if self.config.precision != "float32":
-            tf.keras.config.set_dtype_policy(self.config.precision)
-        try:
-            with self.strategy.scope(), fresh_keras_names():
-                model = self.build_model()
-                variable_names(model)  # refuses what is not a model
-                self._model = model
-                if unbuilt_layers(model) or not variable_names(model):
-                    self._build_lazily()
-        finally:
-            tf.keras.config.set_dtype_policy(policy)
-
-    def _build_lazily(self) -> None:
-        """Creates the variables of layers that wait for their first call, in the scope, from the data's spec.
-
-        Raises:
-          ConfigError: a layer is still without them.
-        """
-        spec = self._run.any_feed().element_spec
-        place = randomness.Place(self.config.seed, tf.zeros([], tf.int64))
-        try:
-            # Evaluation: a training step would move moving statistics by an empty example.
-            with randomness.at(place):
-                self.loss_output(tf.nest.map_structure(_empty_example, spec), training=False)
-        except Exception:
-            if not unbuilt_layers(self._model) and variable_names(self._model):
-                return  # what it failed at came after the variables
-            trace = tf.function(lambda batch: self.strategy.run(self._trace_loss, args=(batch,)))
-            trace.get_concrete_function(spec)
-
-    def _trace_loss(self, batch: Any) -> tf.Tensor:
-        return as_stats(self.loss_output(batch, training=False), "compute_loss")["loss"].value
-
-
-def _empty_example(spec: tf.TypeSpec) -> tf.Tensor:
-    """One example of zeros for a spec whose unknown dimensions are taken as 1."""
-    if not isinstance(spec, tf.TensorSpec):
-        raise TypeError(f"no zeros of {spec}")
-    shape = [1, *(d or 1 for d in spec.shape[1:])]
-    return tf.fill(shape, "") if spec.dtype == tf.string else tf.zeros(shape, spec.dtype)
 
 
 def _choose(config: RunConfig, cluster: clusters.Cluster) -> strategies.Choice:
