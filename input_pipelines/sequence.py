@@ -26,10 +26,10 @@ class SequencePipeline:
             raise ConfigError(f"{name} has no examples; pass one that has")
         first = source[0]
         self._structure = first
-        leaves = [np.asarray(a) for a in tf.nest.flatten(first)]
+        leaves = [_array(a) for a in tf.nest.flatten(first)]
         self._dtypes = [tf.as_dtype(a.dtype) for a in leaves]
         self._shapes = [a.shape for a in leaves]
-        self._row_bytes = sum(max(1, a.nbytes) for a in leaves)
+        self._row_bytes = sum(len(a[()]) if a.dtype == object and not a.shape else a.nbytes for a in leaves) + 1
 
     def batches(self, plan: BatchPlan) -> tf.data.Dataset:
         """See ``framework.Pipeline``: the examples' structure, each part ``[rows, ...]``."""
@@ -48,7 +48,7 @@ class SequencePipeline:
         numbers = [int(i) for i in index]
         several = getattr(self._source, "__getitems__", None)  # fewer reads, where a source knows how
         examples = several(numbers) if several and numbers else [self._source[i] for i in numbers]
-        flat = [[np.asarray(a) for a in tf.nest.flatten(e)] for e in examples]
+        flat = [[_array(a) for a in tf.nest.flatten(e)] for e in examples]
         made = []
         for k, (dtype, shape) in enumerate(zip(self._dtypes, self._shapes)):
             kind = object if dtype == tf.string else dtype.as_numpy_dtype
@@ -62,6 +62,12 @@ class SequencePipeline:
                 rows[row] = parts[k]
             made.append(rows)
         return made
+
+
+def _array(value: Any) -> np.ndarray:
+    """``value`` as an array; text and bytes as objects, since NumPy's own type for them drops NULs at the end."""
+    array = np.asarray(value, object) if isinstance(value, (bytes, str)) else np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
 
 
 def from_sequence(
