@@ -1,4 +1,4 @@
-"""The task ``language`` from its command line: it learns, on any number of replicas alike, from text and token files."""
+"""The task ``language`` from its command line: it learns, on any number of replicas alike, from text or tokens."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import train
 from framework import ConfigError, RunConfig
 from input_pipelines.pack import main as pack
 from models.language_task import Language
-from tests.helpers import column, frozen_heap, records, settings, young_iterators
-
-__all__ = ["frozen_heap", "young_iterators"]
+from tests.helpers import column, records, settings
 
 SIZES = {"length": 32, "width": 32, "layers": 2, "heads": 2}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]

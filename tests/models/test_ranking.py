@@ -12,9 +12,7 @@ import train
 from framework import ConfigError
 from models.ranking import PairwiseDots, ranking
 from models.ranking_task import Ranking
-from tests.helpers import column, frozen_heap, records, settings, young_iterators
-
-__all__ = ["frozen_heap", "young_iterators"]
+from tests.helpers import column, records, settings
 
 
 def test_the_dots_are_those_of_all_pairs_once() -> None:
