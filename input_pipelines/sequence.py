@@ -59,7 +59,7 @@ class SequencePipeline:
                         f"example {numbers[row]} of {self._name} has parts of shapes {[p.shape for p in parts]} but "
                         f"example 0 has {self._shapes}; all must be alike"
                     )
-                rows[row] = parts[k]
+                rows[row] = parts[k][()]
             made.append(rows)
         return made
 

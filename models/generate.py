@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -21,8 +22,8 @@ def generate(
 ) -> tf.Tensor:
     """The prompt and ``steps`` tokens after it, int32 ``[batch, places + steps]``.
 
-    The prompt goes through the model once; then each token takes the work of one place. Compiled at each call: to
-    sample much, sample many sequences in one batch.
+    The prompt goes through the model once; then each token takes the work of one place. A first call of
+    its shape and settings compiles.
 
     Args:
       model: the model; its dropout is off.
@@ -48,12 +49,13 @@ def generate(
             f"a prompt of {places} and steps={steps} are {places + steps} places but the model has "
             f"{model.shape.length}; pass fewer, or use rotary positions"
         )
-    sampled = tf.function(_sampled, autograph=False)
-    return sampled(model, tokens, steps, temperature, min(top_k, model.shape.vocabulary), seed)
+    if model.sampler is None:
+        model.sampler = tf.function(functools.partial(_sampled, model), autograph=False)
+    return model.sampler(tokens, tf.constant(seed), steps, temperature, min(top_k, model.shape.vocabulary))
 
 
 def _sampled(
-    model: LanguageModel, prompt: tf.Tensor, steps: int, temperature: float, top_k: int, seed: int
+    model: LanguageModel, prompt: tf.Tensor, seed: tf.Tensor, steps: int, temperature: float, top_k: int
 ) -> tf.Tensor:
     places = prompt.shape[1]
     total = places + steps
@@ -64,7 +66,7 @@ def _sampled(
     tokens = tf.pad(prompt, [[0, 0], [0, steps]])
 
     def body(at: tf.Tensor, tokens: tf.Tensor, logits: tf.Tensor, caches: Any) -> Any:
-        token = _pick(logits, temperature, top_k, tf.stack([tf.constant(seed), at]))
+        token = _pick(logits, temperature, top_k, tf.stack([seed, at]))
         tokens = tf.where(tf.equal(tf.range(total), at), token[:, None], tokens)
         bias = tf.where(tf.range(total) <= at, 0.0, -1e9)
         new, caches = model.run(token[:, None], at[None], bias, caches=caches)

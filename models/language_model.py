@@ -184,6 +184,7 @@ class LanguageModel(keras.Model):
     def __init__(self, shape: LanguageShape, **kwargs: Any):
         super().__init__(**kwargs)
         self.shape = shape
+        self.sampler: Any = None  # what generate() compiled for this model
         self.blocks = [Block(shape, name=f"block_{i}", dtype=self.dtype_policy) for i in range(shape.layers)]
         self.drop = keras.layers.Dropout(shape.dropout, name="drop") if shape.dropout else None
         self.build()
@@ -241,7 +242,7 @@ class LanguageModel(keras.Model):
         weight = _values(self.outer, tf.float32)
         x = embed(weight["embedding"], tokens)
         if not s.rope:
-            x += tf.gather(weight["positions"], positions)
+            x += embed(weight["positions"], positions)
         x = tf.reshape(tf.cast(x, dtype), [-1, s.width])
         if self.drop is not None:
             x = self.drop(x, training=training)

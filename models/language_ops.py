@@ -58,7 +58,7 @@ def embed(table: tf.Tensor, ids: tf.Tensor) -> Any:
     """Rows ``[..., width]`` of ``table`` ``[count, width]`` for integer ``ids``; its gradient is dense.
 
     A table that is also the last layer's kernel has a dense gradient anyway, and TensorFlow would add the two as a list
-    of count + ids rows.
+    of count + ids rows; of a table of positions all rows are used.
     """
 
     def gradient(dy: tf.Tensor) -> Any:

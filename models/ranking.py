@@ -44,19 +44,20 @@ def ranking(
       bottom: units of the hidden layers on the numbers.
       top: units of the hidden layers on the dot products.
     """
-    dense = keras.Input((numbers,), name="dense")
-    sparse = keras.Input((len(buckets),), name="sparse", dtype="int64")
+    dense = keras.Input((numbers,), name="numbers")
+    sparse = keras.Input((len(buckets),), name="ids", dtype="int64")
     starts = np.cumsum([0, *buckets[:-1]]).astype(np.int64)
     # float32 also under mixed precision: a cast of the whole table would make its gradient dense.
     table = keras.layers.Embedding(sum(buckets), width, dtype="float32", name="categories")
     rows = table(sparse + starts)
-    low = dense
-    for units in bottom:
-        low = keras.layers.Dense(units, activation="relu")(low)
-    low = keras.layers.Dense(width, activation="relu")(low)
+    low = _layers(dense, [*bottom, width], "bottom")
     vectors = keras.layers.Concatenate(axis=1)([keras.layers.Reshape((1, width))(low), rows])
-    high = keras.layers.Concatenate(axis=1)([low, PairwiseDots()(vectors)])
-    for units in top:
-        high = keras.layers.Dense(units, activation="relu")(high)
+    high = _layers(keras.layers.Concatenate(axis=1)([low, PairwiseDots()(vectors)]), top, "top")
     logits = keras.layers.Dense(1, dtype="float32", name="logits")(high)
     return keras.Model([dense, sparse], keras.layers.Reshape(())(logits))
+
+
+def _layers(x: Any, units: Sequence[int], name: str) -> Any:
+    for i, count in enumerate(units):
+        x = keras.layers.Dense(count, activation="relu", name=f"{name}_{i}")(x)
+    return x

@@ -131,7 +131,7 @@ def test_logits_are_those_of_numpy(rope: bool) -> None:
     np.testing.assert_allclose(logits, [reference(made, row) for row in ids], atol=2e-5)
 
 
-def gradients_agree(own: Callable[..., Any], composed: Callable[..., Any], *inputs: Any) -> None:
+def gradients_agree(own: Callable[..., Any], composed: Callable[..., Any], *inputs: Any, atol: float = 1e-12) -> None:
     """Values and gradients of a piece against the same from TensorFlow's ops, in float64."""
     values, found = [], []
     tensors = [tf.constant(x) for x in inputs]
@@ -139,12 +139,12 @@ def gradients_agree(own: Callable[..., Any], composed: Callable[..., Any], *inpu
         with tf.GradientTape() as tape:
             tape.watch(tensors)
             result = function(*tensors)
-            total = tf.reduce_sum(result * tf.cos(tf.reshape(tf.range(tf.size(result)), result.shape) / 1))
+            total = tf.reduce_sum(result * np.cos(np.arange(tf.size(result))).reshape(result.shape))
         values.append(result)
         found.append([tf.convert_to_tensor(g) for g in tape.gradient(total, tensors) if g is not None])
-    np.testing.assert_allclose(*values, atol=1e-12)
+    np.testing.assert_allclose(*values, atol=atol)
     for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-11)
+        np.testing.assert_allclose(a, b, atol=10 * atol)
 
 
 def test_closed_form_gradients_are_those_of_the_composed_ops() -> None:
@@ -156,7 +156,7 @@ def test_closed_form_gradients_are_those_of_the_composed_ops() -> None:
         return (x - mean) / tf.sqrt(variance + 1e-5) * gamma + beta
 
     gradients_agree(layer_norm, composed_norm, x, gamma, beta)
-    gradients_agree(gelu, lambda x: tf.nn.gelu(x, approximate=True), x)
+    gradients_agree(gelu, lambda x: tf.nn.gelu(x, approximate=True), x, atol=1e-8)  # its constants are float32
     ids = tf.constant([[3, 0, 3], [1, 1, 1]])
     gradients_agree(lambda t: embed(t, ids), lambda t: tf.gather(t, ids), x)
 
@@ -272,9 +272,9 @@ def test_samples_follow_the_softmax_and_the_seed() -> None:
     assert np.all(np.abs(counts - 4000 * share) < 6 * np.sqrt(4000 * share * (1 - share)) + 1)
     few = generate(made, prompt, steps=1, top_k=3, seed=7).numpy()[:, -1]
     assert set(few.tolist()) == set(np.argsort(share)[-3:].tolist())
-    again = generate(made, prompt[:5], steps=6, seed=7)
-    np.testing.assert_array_equal(again, generate(made, prompt[:5], steps=6, seed=7))
-    assert np.any(again.numpy() != generate(made, prompt[:5], steps=6, seed=8).numpy())
+    for seed, equal in ((7, True), (8, False)):
+        again = generate(made, prompt, steps=1, temperature=0.5, seed=seed).numpy()[:, -1]
+        assert np.array_equal(again, drawn) is equal
 
 
 @pytest.mark.parametrize(

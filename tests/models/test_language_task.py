@@ -17,7 +17,7 @@ from input_pipelines.pack import main as pack
 from models.language_task import Language
 from tests.helpers import column, records, settings
 
-SIZES = {"length": 32, "width": 32, "layers": 2, "heads": 2}
+SIZES = {"length": 32, "width": 32, "layers": 1, "heads": 2}
 SMALL = [f"--{name}={value}" for name, value in SIZES.items()]
 
 
@@ -49,7 +49,7 @@ def command(run_dir: pathlib.Path, *arguments: str) -> int:
 
 def trainer(folder: pathlib.Path | str, **changes: Any) -> Language:
     options = {name: changes.pop(name) for name in [*changes] if name not in RunConfig.__dataclass_fields__}
-    return Language(settings(**changes), data_dir=str(folder), **SIZES, **options)
+    return Language(settings(**changes), data_dir=str(folder), **{**SIZES, **options})
 
 
 def test_the_command_line_trains_on_the_standard_library_and_the_loss_falls(tmp_path: pathlib.Path) -> None:
@@ -93,7 +93,7 @@ def test_packed_files_are_read_with_the_vocabulary_they_say(texts: pathlib.Path,
     assert set(other.train()) >= {"loss", "accuracy"} and "bits_per_byte" not in other.train(1)
 
 
-@pytest.mark.parametrize("options", [{}, {"rope": False, "dropout": 0.0, "separate_documents": True}])
+@pytest.mark.parametrize("options", [{"layers": 2}, {"rope": False, "separate_documents": True}])
 def test_1_and_2_replicas_have_equal_losses(
     texts: pathlib.Path, tmp_path: pathlib.Path, options: dict[str, Any]
 ) -> None:
@@ -108,14 +108,13 @@ def test_1_and_2_replicas_have_equal_losses(
     assert len(losses[0]) == 6 and losses[0][-1] < losses[0][0] - 0.3
 
 
-def test_micro_batches_and_compilation_give_the_same_losses(texts: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_micro_batches_under_xla_give_the_same_losses(texts: pathlib.Path, tmp_path: pathlib.Path) -> None:
     losses = []
-    for i, changes in enumerate(({}, {"accumulate_steps": 3}, {"jit": "on"})):
+    for i, changes in enumerate(({}, {"accumulate_steps": 3, "jit": "on"})):
         run = tmp_path / f"{i}"
         trainer(texts, run_dir=str(run), global_batch_size=6, train_steps=3, **changes).train(evaluate=False)
         losses.append(column(run, "loss"))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
 
 
 def test_figures_by_hand(texts: pathlib.Path) -> None:
