@@ -15,7 +15,7 @@ from framework import BatchPlan, ConfigError
 from input_pipelines.order import example_indices
 
 FORMAT = "lockstep-tokens"
-DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 # Bytes as tokens, and after them the id that ends a document.
 BYTES_VOCABULARY = 257

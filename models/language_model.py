@@ -197,7 +197,6 @@ class LanguageModel(keras.Model):
         self.outer = _make(self, self.shape.outer_weights(), layers=self.shape.layers)
         for layer in [*self.blocks, *([self.drop] if self.drop else [])]:
             layer.build(None)
-        self.built = True
 
     def call(self, tokens: tf.Tensor, segments: tf.Tensor | None = None, training: bool = False) -> tf.Tensor:
         """Logits; see the class.

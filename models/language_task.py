@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from framework import LossOutput, Trainer
+from framework import ConfigError, LossOutput, Trainer
 from input_pipelines import from_text, from_tokens, standard_library
 from input_pipelines.files import find_files
 from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
@@ -48,7 +48,7 @@ class Language(Trainer):
         dropout: float = 0.0  # share dropped while training
         data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
         pattern: str = "*.txt"  # of text files in data_dir
-        separate_documents: bool = False  # whether attention stays inside a document (of text, not of token files)
+        separate_documents: bool = False  # whether attention stays inside a document
 
         def __post_init__(self) -> None:
             self.shape(BYTES_VOCABULARY)
@@ -82,8 +82,7 @@ class Language(Trainer):
         if not isinstance(batch, dict):
             batch = {"inputs": batch[0], "targets": batch[1]}
         targets, weights = batch["targets"], batch.get("weights")
-        segments = batch.get("segments") if self.options.separate_documents else None
-        logits = model(batch["inputs"], segments=segments, training=training)
+        logits = model(batch["inputs"], segments=self._segments(batch), training=training)
         loss = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
         metrics: dict[str, Any] = {"accuracy": tf.equal(tf.argmax(logits, 2, tf.int32), targets)}
         if self._vocabulary == BYTES_VOCABULARY:
@@ -98,6 +97,18 @@ class Language(Trainer):
         ).numpy()[0]
         written = ids[: list(ids).index(END_OF_DOCUMENT)] if END_OF_DOCUMENT in ids else ids
         return bytes(written.astype("uint8")).decode("utf-8", "replace")
+
+    def _segments(self, batch: Any) -> tf.Tensor | None:
+        """Numbers of the documents in a window, where attention is to stay inside of them."""
+        if not self.options.separate_documents or "segments" in batch:
+            return batch["segments"] if self.options.separate_documents else None
+        end = open_tokens(self._folder / "train.bin").end_of_document
+        if end is None:
+            raise ConfigError(
+                f"separate_documents but {self._folder / 'train.json'} has no end_of_document, so documents cannot be "
+                "told apart; leave it out, or pack the file with such an id"
+            )
+        return 1 + tf.cumsum(tf.cast(batch["inputs"] == end, tf.int32), 1, exclusive=True)
 
     @property
     def _folder(self) -> pathlib.Path:

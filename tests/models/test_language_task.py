@@ -93,6 +93,23 @@ def test_packed_files_are_read_with_the_vocabulary_they_say(texts: pathlib.Path,
     assert set(other.train()) >= {"loss", "accuracy"} and "bits_per_byte" not in other.train(1)
 
 
+def test_documents_of_a_token_file_are_kept_apart_by_their_ends(texts: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert pack([str(texts), str(tmp_path / "train.bin")]) == 0
+    task, seen = trainer(tmp_path, separate_documents=True), []
+
+    def model(ids: Any, *, segments: Any, training: bool) -> tf.Tensor:
+        seen.append(segments.numpy().tolist())
+        return tf.zeros([*ids.shape, 257])
+
+    ids = tf.constant([[97, 256, 98, 99, 256]])
+    assert task.compute_loss(model, (ids, ids), training=True).weight is None
+    assert seen == [[[1, 1, 2, 2, 2]]]
+    side = tmp_path / "train.json"
+    side.write_text(side.read_text().replace("256", "null"))
+    with pytest.raises(ConfigError, match=r"train\.json has no end_of_document"):
+        task.compute_loss(model, (ids, ids), training=True)
+
+
 @pytest.mark.parametrize("options", [{"layers": 2}, {"rope": False, "separate_documents": True}])
 def test_1_and_2_replicas_have_equal_losses(
     texts: pathlib.Path, tmp_path: pathlib.Path, options: dict[str, Any]
