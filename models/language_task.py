@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from framework import ConfigError, LossOutput, Trainer
+from framework import ConfigError, LockstepError, LossOutput, Trainer
 from input_pipelines import from_text, from_tokens, standard_library
 from input_pipelines.files import find_files
 from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
@@ -91,11 +91,17 @@ class Language(Trainer):
         return LossOutput(loss=loss, weight=weights, metrics=metrics)
 
     def sample(self, prompt: str, *, steps: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
-        """``prompt`` and what the model of a vocabulary of bytes writes after it, up to a document's end."""
-        ids = generate(
-            self.model, [list(prompt.encode("utf-8"))], steps=steps, temperature=temperature, seed=seed
-        ).numpy()[0]
-        written = ids[: list(ids).index(END_OF_DOCUMENT)] if END_OF_DOCUMENT in ids else ids
+        """``prompt`` and what the model of a vocabulary of bytes writes after it, up to a document's end.
+
+        Raises:
+          LockstepError: nothing was trained, or restored by ``train`` or ``evaluate``, before.
+        """
+        if not self.step:
+            raise LockstepError("sample() of a model that was not trained; call train() or evaluate() before")
+        ids = [list(prompt.encode("utf-8"))]
+        with self.averaged_weights():
+            made = generate(self.model, ids, steps=steps, temperature=temperature, seed=seed).numpy()[0]
+        written = made[: list(made).index(END_OF_DOCUMENT)] if END_OF_DOCUMENT in made else made
         return bytes(written.astype("uint8")).decode("utf-8", "replace")
 
     def _segments(self, batch: Any) -> tf.Tensor | None:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import train
-from framework import ConfigError, RunConfig
+from framework import ConfigError, LockstepError, RunConfig
 from input_pipelines.pack import main as pack
 from models.language_task import Language
 from tests.helpers import column, records, settings
@@ -160,7 +160,10 @@ def test_figures_by_hand(texts: pathlib.Path) -> None:
 
 
 def test_it_writes_on_from_a_prompt(texts: pathlib.Path) -> None:
-    task = trainer(texts)
+    task = trainer(texts, ema_decay=0.5)
+    with pytest.raises(LockstepError, match="not trained"):
+        task.sample("1")
+    task.train(1, evaluate=False)
     text = task.sample("1 and é", steps=5, seed=1)
     assert text.startswith("1 and é") and text == task.sample("1 and é", steps=5, seed=1)
 
