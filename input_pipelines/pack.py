@@ -16,6 +16,8 @@ from input_pipelines.files import find_files, split_files
 from input_pipelines.text import read_document
 from input_pipelines.tokens import BYTES_VOCABULARY, DTYPES, END_OF_DOCUMENT, TokenFile, side_path
 
+_CHUNK = 2**22  # ids that are converted at a time
+
 
 def write_tokens(
     documents: Iterable[np.ndarray],
@@ -55,7 +57,9 @@ def write_tokens(
                         f"a document has ids from {document.min()} to {document.max()} but they must be from 0 to "
                         f"{vocabulary_size - 1}; pass its vocabulary_size"
                     )
-                out.write(document.astype(DTYPES[dtype]).tobytes() + end.tobytes())
+                for low in range(0, len(document), _CHUNK):
+                    document[low : low + _CHUNK].astype(DTYPES[dtype]).tofile(out)
+                end.tofile(out)
                 count += len(document) + len(end)
             out.flush()
             os.fsync(out.fileno())

@@ -27,9 +27,9 @@ def read_document(path: pathlib.Path) -> np.ndarray:
         data = np.fromfile(path, np.uint8)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}; pass readable text files") from error
-    if len(zeros := np.flatnonzero(data == 0)):
+    if len(data) and not data.min():
         raise ConfigError(
-            f"{path} is not text: byte {zeros[0]} is NUL; narrow the pattern to text files, or convert it to UTF-8"
+            f"{path} is not text: byte {data.argmin()} is NUL; narrow the pattern to text files, or convert it to UTF-8"
         )
     return data
 

@@ -54,7 +54,7 @@ def ranking(
     vectors = keras.layers.Concatenate(axis=1)([keras.layers.Reshape((1, width))(low), rows])
     high = _layers(keras.layers.Concatenate(axis=1)([low, PairwiseDots()(vectors)]), top, "top")
     logits = keras.layers.Dense(1, dtype="float32", name="logits")(high)
-    return keras.Model([dense, sparse], keras.layers.Reshape(())(logits))
+    return keras.Model([dense, sparse], keras.layers.Reshape((), dtype="float32")(logits))
 
 
 def _layers(x: Any, units: Sequence[int], name: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from framework import ConfigError
 from input_pipelines import from_tokens
+from input_pipelines import pack as pack_module
 from input_pipelines.pack import main, write_tokens
 from input_pipelines.tokens import open_tokens
 
@@ -122,6 +123,15 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="exists"):
         write_tokens(documents(), tmp_path / "out.bin", vocabulary_size=10)
     assert [p.name for p in tmp_path.iterdir()] == ["out.bin"] and (tmp_path / "out.bin").read_text() == "mine"
+
+
+def test_a_document_longer_than_what_is_converted_at_a_time(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_module, "_CHUNK", 4)
+    documents = [np.arange(11, dtype=np.uint8), np.arange(4, dtype=np.uint8)]
+    file = write_tokens(documents, tmp_path / "a.bin", vocabulary_size=12, end_of_document=11)
+    np.testing.assert_array_equal(file.ids(), [*range(11), 11, *range(4), 11])
 
 
 def test_large_vocabularies_take_four_bytes_and_ids_outside_are_refused(tmp_path: pathlib.Path) -> None:

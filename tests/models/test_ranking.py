@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -31,6 +32,19 @@ def test_a_category_has_rows_of_its_own_and_their_gradient_is_sparse() -> None:
     gradient = tape.gradient(logits, table.value)
     assert isinstance(gradient, tf.IndexedSlices)
     assert sorted(gradient.indices.numpy().reshape(-1).tolist()) == [2, 2, 3, 7]  # 3 rows of the first come first
+
+
+def test_under_half_precision_the_table_and_the_logits_stay_float32() -> None:
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = ranking(numbers=2, buckets=[3, 5], width=4)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert model.get_layer("top_0").compute_dtype == "bfloat16"
+    with tf.GradientTape() as tape:
+        logits = model([np.ones([2, 2], np.float32), np.array([[2, 0], [2, 4]])])
+    assert logits.shape == [2] and logits.dtype == tf.float32
+    assert isinstance(tape.gradient(logits, model.get_layer("categories").embeddings.value), tf.IndexedSlices)
 
 
 def write_table(path: pathlib.Path, lines: int, seed: int) -> None:
