@@ -142,7 +142,7 @@ def gradients_agree(own: Callable[..., Any], composed: Callable[..., Any], *inpu
             total = tf.reduce_sum(result * np.cos(np.arange(tf.size(result))).reshape(result.shape))
         values.append(result)
         found.append([tf.convert_to_tensor(g) for g in tape.gradient(total, tensors) if g is not None])
-    np.testing.assert_allclose(*values, atol=atol)
+    np.testing.assert_allclose(values[0], values[1], atol=atol)
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, atol=10 * atol)
 

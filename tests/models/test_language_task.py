@@ -192,7 +192,7 @@ def test_an_empty_folder_is_refused(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_recipe_learns_python(tmp_path: pathlib.Path, run_cli: Callable[..., Any]) -> None:
-    """300 steps of the recipe's size; bytes one by one, by their frequency alone, take about 4.6 bits."""
+    """300 steps of the recipe's size; bytes one by one, by their frequency alone, take 4.5 bits."""
     run = tmp_path / "run"
     done = run_cli(
         ["--task=language", f"--run_dir={run}", "--train_steps=300", "--device=cpu", "--num_replicas=1"], timeout=580
