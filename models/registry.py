@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Tasks of the package: name -> (module, class). They are imported when they are asked for.
 _BUILT_IN = {
     "digits": ("models.digits_task", "Digits"),
+    "language": ("models.language_task", "Language"),
+    "ranking": ("models.ranking_task", "Ranking"),
     "synthetic": ("models.synthetic_task", "Synthetic"),
 }
 _registered: dict[str, type[Trainer]] = {}

@@ -1,0 +1,141 @@
+"""Task ``language``: a small GPT on bytes, by default of Python's own source; minutes on a laptop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from framework import ConfigError, LockstepError, LossOutput, Trainer
+from input_pipelines import from_text, from_tokens, standard_library
+from input_pipelines.files import find_files
+from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
+from models.generate import generate
+from models.language_model import LanguageModel, LanguageShape
+
+
+class Language(Trainer):
+    """The next byte, or the next token of a token file."""
+
+    recipe: ClassVar[dict[str, Any]] = {
+        "train_steps": 600,
+        "global_batch_size": 16,
+        "eval_batch_size": 64,
+        "optimizer": "adamw",
+        "learning_rate": 2e-3,
+        "beta_2": 0.99,
+        "weight_decay": 0.1,
+        "decay_exclude": "bias,gamma,beta",
+        "schedule": "cosine",
+        "schedule_end": 0.1,
+        "warmup_steps": 50,
+        "clip_global_norm": 1.0,
+        "log_every": 50,
+    }
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """Settings of the task."""
+
+        length: int = 128  # tokens in a window
+        width: int = 128  # of the residual stream
+        layers: int = 4  # blocks
+        heads: int = 4  # of each attention
+        rope: bool = True  # rotary positions; else learnt ones
+        dropout: float = 0.0  # share dropped while training
+        data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
+        pattern: str = "*.txt"  # of text files in data_dir
+        separate_documents: bool = False  # whether attention stays inside a document
+
+        def __post_init__(self) -> None:
+            self.shape(BYTES_VOCABULARY)
+
+        def shape(self, vocabulary: int) -> LanguageShape:
+            """The model's sizes; ConfigError if they do not go together."""
+            return LanguageShape(
+                vocabulary=vocabulary,
+                length=self.length,
+                width=self.width,
+                layers=self.layers,
+                heads=self.heads,
+                rope=self.rope,
+                dropout=self.dropout,
+            )
+
+    def build_model(self) -> LanguageModel:
+        """Logits ``[batch, length, vocabulary]`` from ids ``[batch, length]``."""
+        return LanguageModel(self.options.shape(self._vocabulary))
+
+    def train_data(self) -> Any:
+        """Windows of the training files, shuffled."""
+        return self._data("train")
+
+    def eval_data(self) -> Any:
+        """Windows of the files that are not trained on; None if there are none."""
+        return self._data("eval")
+
+    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+        """Cross-entropy in nats per token; whether the likeliest token is right; and, of bytes, bits per byte."""
+        if not isinstance(batch, dict):
+            batch = {"inputs": batch[0], "targets": batch[1]}
+        targets, weights = batch["targets"], batch.get("weights")
+        logits = model(batch["inputs"], segments=self._segments(batch), training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+        metrics: dict[str, Any] = {"accuracy": tf.equal(tf.argmax(logits, 2, tf.int32), targets)}
+        if self._vocabulary == BYTES_VOCABULARY:
+            is_byte = tf.cast(targets != END_OF_DOCUMENT, tf.float32)
+            metrics["bits_per_byte"] = (loss / math.log(2.0), is_byte if weights is None else weights * is_byte)
+        return LossOutput(loss=loss, weight=weights, metrics=metrics)
+
+    def sample(self, prompt: str, *, steps: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
+        """``prompt`` and what the model of a vocabulary of bytes writes after it, up to a document's end.
+
+        Raises:
+          LockstepError: nothing was trained, or restored by ``train`` or ``evaluate``, before.
+        """
+        if not self.step:
+            raise LockstepError("sample() of a model that was not trained; call train() or evaluate() before")
+        ids = [list(prompt.encode("utf-8"))]
+        with self.averaged_weights():
+            made = generate(self.model, ids, steps=steps, temperature=temperature, seed=seed).numpy()[0]
+        written = made[: list(made).index(END_OF_DOCUMENT)] if END_OF_DOCUMENT in made else made
+        return bytes(written.astype("uint8")).decode("utf-8", "replace")
+
+    def _segments(self, batch: Any) -> tf.Tensor | None:
+        """Numbers of the documents in a window, where attention is to stay inside of them."""
+        if not self.options.separate_documents or "segments" in batch:
+            return batch["segments"] if self.options.separate_documents else None
+        end = open_tokens(self._folder / "train.bin").end_of_document
+        if end is None:
+            raise ConfigError(
+                f"separate_documents but {self._folder / 'train.json'} has no end_of_document, so documents cannot be "
+                "told apart; leave it out, or pack the file with such an id"
+            )
+        return 1 + tf.cumsum(tf.cast(batch["inputs"] == end, tf.int32), 1, exclusive=True)
+
+    @property
+    def _folder(self) -> pathlib.Path:
+        return pathlib.Path(self.options.data_dir)
+
+    @property
+    def _packed(self) -> bool:
+        return bool(self.options.data_dir) and (self._folder / "train.bin").exists()
+
+    @property
+    def _vocabulary(self) -> int:
+        return open_tokens(self._folder / "train.bin").vocabulary_size if self._packed else BYTES_VOCABULARY
+
+    def _data(self, split: str) -> Any:
+        length, shuffle = self.options.length, split == "train"
+        if not self.options.data_dir:
+            return from_text(standard_library(split), length=length, shuffle=shuffle)
+        if self._packed:
+            file = self._folder / f"{split}.bin"
+            return from_tokens(file, length=length, shuffle=shuffle) if split == "train" or file.exists() else None
+        files = find_files(self._folder, self.options.pattern)
+        if len(files) == 1:  # it cannot be split by file
+            return from_text(files, length=length) if split == "train" else None
+        return from_text(files, length=length, split=split, shuffle=shuffle)
