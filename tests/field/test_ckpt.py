@@ -108,6 +108,20 @@ def test_c067_what_the_chief_refuses_stops_all_workers(tmp_path: pathlib.Path, r
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
+def test_two_workers_start_from_the_same_other_weights(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
+    other, run_dir = tmp_path / "other", tmp_path / "run"
+    gang(run_workers, tmp_path / "1", other, "train_steps=2")
+    pairs = ["train_steps=1", f'init_from="{other}"', "learning_rate=0"]
+    seen, done = gang(run_workers, tmp_path / "2", run_dir, *pairs)
+    assert [d.code for d in done] == [0, 0], done[0].stderr[-2000:] + done[1].stderr[-2000:]
+    assert "initial weights: 8 variables from" in done[0].stdout
+    right = saved(other, 2)["model/sequential/dense/kernel"].ravel().tolist()
+    for worker in seen:
+        assert worker["began"]["step"] == 0 and worker["began"]["state"]["optimizer/iterations"] == [0]
+        assert worker["began"]["state"]["model/sequential/dense/kernel"] == right
+
+
 # --- C068: a second run in the folder --------------------------------------------------------------------------------
 
 
