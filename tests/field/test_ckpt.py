@@ -165,6 +165,22 @@ def test_c069_every_nth_and_the_best_are_kept_besides(tmp_path: pathlib.Path) ->
     assert store(tmp_path).steps() == [1, 4, 8, 9]
 
 
+def test_figures_that_come_after_the_checkpoint_of_their_step_are_in_it(tmp_path: pathlib.Path) -> None:
+    """The data ends, at a length nobody knew, just where a checkpoint was due; the last evaluation comes after it."""
+
+    class Ending(Toy):
+        def train_data(self) -> Any:
+            data = tf.data.Dataset.from_tensor_slices(np.ones(12, np.float32)).batch(4)
+            return data.filter(lambda x: True)
+
+        def eval_data(self) -> Any:
+            return from_arrays(np.ones(4, np.float32), shuffle=False)
+
+    config = settings(run_dir=tmp_path, train_steps=-1, checkpoint_every=3, keep_best="loss:min")
+    Ending(config).train()
+    assert store(tmp_path).steps() == [3] and store(tmp_path, best=("loss", "min")).best_step() == 3
+
+
 # --- C070: partial restore -------------------------------------------------------------------------------------------
 
 
