@@ -18,6 +18,7 @@ import tensorflow as tf
 from framework.config import parse_condition
 from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
+from framework.hooks.early_stop import check_condition
 from framework.loop import files
 from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation
@@ -421,17 +422,6 @@ class Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def check_condition(stop_when: str, known: list[str]) -> None:
-    """Refuses, before training, to stop by a figure that no evaluation gives."""
-    condition = parse_condition(stop_when)
-    if condition is None:
-        return
-    if not known:
-        raise ConfigError(f"stop_when={stop_when} without evaluation: there is nothing to look at; leave it out")
-    if not any(name == condition[0] or name.endswith("/" + condition[0]) for name in known):
-        raise ConfigError(f"stop_when={stop_when} but the evaluation gives {', '.join(known)}; name one of these")
 
 
 def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:

@@ -425,6 +425,31 @@ def test_b43_a_save_that_failed_in_the_background_ends_the_run_at_the_next_step(
     assert trainer.step in (20, 21)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_save_that_is_running_when_the_run_ends_by_an_error_is_finished(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    write = CheckpointStore._write
+
+    def slow(self: CheckpointStore, *args: Any) -> None:
+        time.sleep(0.3)
+        write(self, *args)
+
+    class Ending(Toy):
+        def hooks(self) -> Any:
+            def end(step: int, values: Any) -> None:
+                if step == 3:
+                    raise error
+
+            return [Scheduled(EveryStep(), end)]
+
+    monkeypatch.setattr(CheckpointStore, "_write", slow)
+    with pytest.raises(error):
+        Ending(settings(run_dir=tmp_path, checkpoint_every=2)).train()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert store(tmp_path).newest().passed_over == {}
+
+
 def test_there_is_one_snapshot_in_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables are read for a save only when the save before is written."""
     write, running = CheckpointStore._write, []
