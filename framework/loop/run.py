@@ -290,20 +290,25 @@ class Run:
             self._start_files(writes)
             if writes and self._folder is not None and not self._folder.settings():
                 self._write_settings()
-            return _flat(self._evaluate_here(), "")
+            results = self._evaluate_here(writes=writes or not self.writes)
+            self.saving.wait()  # before the folder is free for others
+            return _flat(results, "")
 
-    def _evaluate_here(self) -> dict[str, dict[str, float]]:
+    def _evaluate_here(self, *, writes: bool = True) -> dict[str, dict[str, float]]:
+        """Evaluates and tells the hooks; without ``writes`` only those that write no file of the run."""
         t = self._trainer
         with self._ledger.timed("evaluate"):
             results = self._evaluation.run()
         self._evaluated_at = t.step
         self._results.update(_flat(results, "eval/"))
-        hooks = [*self._log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
+        log = self._log if writes else self._log[:1]
+        hooks = [*log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
-        with self._ledger.timed("checkpoint"):
-            self.saving.save_if_best(_flat(results, ""))
+        if writes:
+            with self._ledger.timed("checkpoint"):
+                self.saving.save_if_best(_flat(results, ""))
         return results
 
     # --- files ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import train
 from framework import ConfigError, LockstepError, LossOutput, RunConfig, Trainer, optimizers
 from framework.checkpoint import find
 from input_pipelines import from_arrays
@@ -132,6 +133,19 @@ def test_c068_a_run_with_another_config_does_not_delete_the_first_ones(tmp_path:
         with pytest.raises(ConfigError, match=r"run_dir=.* has a"):
             Toy(settings(run_dir=tmp_path, train_steps=8, keep_checkpoints=1, **changes)).train()
     assert tree(tmp_path) == before
+
+
+def test_c068_another_task_on_the_command_line_is_refused_by_its_name(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--device=cpu", "--mode=train", "--train_steps=2", "--progress=off", f"--run_dir={tmp_path}"]
+    assert train.main(["train.py", "--task=digits", "--hidden=4", "--warmup_steps=0", *args]) == 0
+    before = tree(tmp_path)
+    capsys.readouterr()
+    assert train.main(["train.py", "--task=synthetic", *args, "--train_steps=4"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has a run that was started with other settings: task digits -> synthetic" in line
+    assert "--resume_anyway" in line and tree(tmp_path) == before
 
 
 # --- C069: how many are kept -----------------------------------------------------------------------------------------
