@@ -140,6 +140,7 @@ def _save_keras(model: Any, path: str) -> None:
 
 def _save_tflite(folder: str) -> None:
     converter = tf.lite.TFLiteConverter.from_saved_model(os.path.join(folder, "saved_model"))
+    converter.experimental_enable_resource_variables = False  # else the file has no values for them
     try:
         content = converter.convert()
     except Exception as error:

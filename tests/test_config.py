@@ -82,6 +82,11 @@ def test_a_value_is_refused_with_its_rule(settings_: dict[str, Any], message: st
         ({"worker_index": 0}, ["workers=''", "worker_index=0"]),
         ({"cluster": "flags"}, ["cluster=flags", "workers"]),
         ({"cluster": "none", "workers": "a:1", "worker_index": 0}, ["cluster=none", "workers='a:1'"]),
+        ({"keep_every": 10}, ["keep_every=10", "checkpoint_every=0"]),
+        ({"keep_every": 10, "checkpoint_every": 4}, ["keep_every=10", "checkpoint_every=4"]),
+        ({"init_exclude": "head"}, ["init_exclude=head", "--init_from=PATH"]),
+        ({"init_include": "body"}, ["init_include=body", "--init_from=PATH"]),
+        ({"init_include": "(", "init_from": "a"}, ["init_include='('", "no regular expression"]),
     ],
 )
 def test_two_values_that_do_not_go_together_are_both_named(settings_: dict[str, Any], parts: list[str]) -> None:

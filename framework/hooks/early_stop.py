@@ -6,6 +6,7 @@ import math
 import operator
 from typing import TYPE_CHECKING
 
+from framework.config import parse_condition
 from framework.errors import ConfigError
 from framework.hooks.hook import Hook, Values
 
@@ -79,3 +80,14 @@ class EarlyStop(Hook):
 
     def _choose(self) -> str:
         return "use one of " + ", ".join(full for names in self._sets.values() for full in names)
+
+
+def check_condition(stop_when: str, known: list[str]) -> None:
+    """Refuses, before training, to stop by a figure that no evaluation gives."""
+    condition = parse_condition(stop_when)
+    if condition is None:
+        return
+    if not known:
+        raise ConfigError(f"stop_when={stop_when} without evaluation: there is nothing to look at; leave it out")
+    if not any(name == condition[0] or name.endswith("/" + condition[0]) for name in known):
+        raise ConfigError(f"stop_when={stop_when} but the evaluation gives {', '.join(known)}; name one of these")

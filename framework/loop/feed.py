@@ -17,11 +17,6 @@ _TOGETHER = 32
 _TOGETHER_BYTES = 1_000_000
 
 
-# Limits of what ``BatchPlan.read`` does in one call.
-_TOGETHER = 32
-_TOGETHER_BYTES = 1_000_000
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchPlan:
     """Which positions of the stream of examples each replica gets at each step.
@@ -184,7 +179,7 @@ class Feed:
       element_spec: of one replica's batch.
     """
 
-    def __init__(self, source: Any, *, limit: int | None, bounded: bool, parts: int = 0):
+    def __init__(self, *, source: Any, limit: int | None, bounded: bool, parts: int = 0):
         self._source = source
         self.limit = limit
         self.bounded = bounded
@@ -213,15 +208,17 @@ def open_feed(
         rest = how.users(data.skip(position.batches) if position.batches else data)
         alone = on_host and strategy.num_replicas_in_sync == 1
         source = rest if alone else strategy.experimental_distribute_dataset(rest)
-        return Feed(source, limit=None, bounded=endless)
+        return Feed(source=source, limit=None, bounded=endless)
     if isinstance(data, Pipeline):
         if data.size is not None and data.size < 1:
             raise ConfigError(f"the data has {data.size} examples but training and evaluation need at least 1")
         how.check_pipeline()
         if on_host:
-            return Feed(how.tuned(data.batches(plan)), limit=plan.num_batches, bounded=True, parts=plan.local_replicas)
+            return Feed(
+                source=how.tuned(data.batches(plan)), limit=plan.num_batches, bounded=True, parts=plan.local_replicas
+            )
         distributed = strategy.distribute_datasets_from_function(lambda context: how.tuned(data.batches(plan)))
-        return Feed(distributed, limit=plan.num_batches, bounded=True)
+        return Feed(source=distributed, limit=plan.num_batches, bounded=True)
     if callable(data):
 
         def from_context(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -229,7 +226,7 @@ def open_feed(
             return dataset.skip(position.batches * plan.local_replicas) if position.batches else dataset
 
         distributed = strategy.distribute_datasets_from_function(from_context)
-        return Feed(distributed, limit=None, bounded=False)
+        return Feed(source=distributed, limit=None, bounded=False)
     raise ConfigError(
         f"data is a {type(data).__name__} but it must be a pipeline of input_pipelines, a tf.data.Dataset of global "
         "batches, or a function of tf.distribute.InputContext that returns a tf.data.Dataset"

@@ -47,7 +47,12 @@ def write_text(path: str, text: str) -> None:
 
 def write_json(path: str, value: Any) -> None:
     """Writes ``value`` so that a reader sees the old file or the new one whole. NaN and infinity become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+    write_text(path, as_json(value))
+
+
+def as_json(value: Any) -> str:
+    """``value`` as indented JSON with a final newline. NaN and infinity become null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

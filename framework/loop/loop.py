@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -235,9 +236,17 @@ class CompiledLoop:
         self._layout = layout
 
 
+# How TensorFlow tells of an exception in a Python function of the input: its name, its text, its traceback.
+_FROM_INPUT = re.compile(r"\b(ConfigError|LockstepError): (.+?)(?=\nTraceback |\n\n|\Z)", re.DOTALL)
+
+
 @contextlib.contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raises the framework's own errors as they were: AutoGraph replaces them by others with long texts."""
+    """Raises the framework's own errors as they were.
+
+    AutoGraph replaces them by others with long texts; and of one that was raised while data was read, in a function of
+    the input, TensorFlow keeps only the text.
+    """
     try:
         yield
     except Exception as error:
@@ -247,6 +256,10 @@ def _own_errors() -> Iterator[None]:
             if isinstance(cause, LockstepError) and not isinstance(inner, LockstepError):
                 raise cause.with_traceback(cause.__traceback__) from None
             cause = inner
+        told = _FROM_INPUT.search(str(error)) if isinstance(error, tf.errors.OpError) else None
+        if told is not None:
+            kind = ConfigError if told[1] == "ConfigError" else LockstepError
+            raise kind(told[2].strip()) from None
         raise
 
 

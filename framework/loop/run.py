@@ -16,6 +16,7 @@ import tensorflow as tf
 from framework.config import parse_condition
 from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
+from framework.hooks.early_stop import check_condition
 from framework.loop import files
 from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation
@@ -290,7 +291,9 @@ class Run:
             self._start_files(writes)
             if writes and self._folder is not None and not self._folder.settings():
                 self._write_settings()
-            return _flat(self._evaluate_here(), "")
+            results = self._evaluate_here(writes=writes or not self.writes)
+            self.saving.wait()  # before the folder is free for others
+            return _flat(results, "")
 
     def export(self, directory: str, formats: Sequence[str]) -> str:
         """See ``Trainer.export``."""
@@ -317,18 +320,21 @@ class Run:
         self._trainer.build()
         return _flat(Follower(self._trainer, self._evaluation, self.saving).run(), "")
 
-    def _evaluate_here(self) -> dict[str, dict[str, float]]:
+    def _evaluate_here(self, *, writes: bool = True) -> dict[str, dict[str, float]]:
+        """Evaluates and tells the hooks; without ``writes`` only those that write no file of the run."""
         t = self._trainer
         with self._ledger.timed("evaluate"):
             results = self._evaluation.run()
         self._evaluated_at = t.step
         self._results.update(_flat(results, "eval/"))
-        hooks = [*self._log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
+        log = self._log if writes else self._log[:1]
+        hooks = [*log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
-        with self._ledger.timed("checkpoint"):
-            self.saving.save_if_best(_flat(results, ""))
+        if writes:
+            with self._ledger.timed("checkpoint"):
+                self.saving.save_if_best(_flat(results, ""))
         return results
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -428,17 +434,6 @@ class Run:
         # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
         with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
             yield
-
-
-def check_condition(stop_when: str, known: list[str]) -> None:
-    """Refuses, before training, to stop by a figure that no evaluation gives."""
-    condition = parse_condition(stop_when)
-    if condition is None:
-        return
-    if not known:
-        raise ConfigError(f"stop_when={stop_when} without evaluation: there is nothing to look at; leave it out")
-    if not any(name == condition[0] or name.endswith("/" + condition[0]) for name in known):
-        raise ConfigError(f"stop_when={stop_when} but the evaluation gives {', '.join(known)}; name one of these")
 
 
 def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:

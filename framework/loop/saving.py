@@ -43,6 +43,7 @@ class Saving:
         self._folder = folder
         self._best = parse_best(config.keep_best)
         self._saved_at = -1
+        self._bare = False  # and that was before the evaluation of this step, so the checkpoint has no figures
         self._restored = False
         self._lines: list[str] = []  # for the chief to print
         self._changed = ""
@@ -125,7 +126,7 @@ class Saving:
         if found.manifest is not None:
             changed = ""
             if training:
-                new = files.settings(t, self.run_id)
+                new = json.loads(files.as_json(files.settings(t, self.run_id)))  # as the old ones were read
                 changed = changes.describe(old, new, str(config.run_dir), anyway=config.resume_anyway)
                 changed = changed if old else "config.json is missing, so what changed is not known"
             self._changed = changed
@@ -192,7 +193,7 @@ class Saving:
         t.position = Position(counts["examples"], counts["epoch"], counts["batches"])
         t.advance(counts["step"] - t.step)
         restore.assign(t.state(), values, path)
-        self._saved_at = t.step
+        self._saved_at, self._bare = t.step, False
 
     def _load_initial(self) -> list[str]:
         """Loads the model's weights, or a part of them, from ``init_from``; returns lines that name them."""
@@ -236,11 +237,14 @@ class Saving:
     # --- while it runs -------------------------------------------------------------------------------------------
 
     def save(self, figures: Mapping[str, float]) -> None:
-        """Saves the present step, if that has not been done; ``figures`` of the evaluation of this step, if any."""
+        """Saves the present step, if that has not been done; ``figures`` of the evaluation of this step, if any.
+
+        It is saved once more if figures come after it: ``keep_best`` goes by those in the checkpoint.
+        """
         t = self._trainer
-        if self._saved_at == t.step:
+        if self._saved_at == t.step and not (self._bare and figures):
             return
-        self._saved_at = t.step
+        self._saved_at, self._bare = t.step, not figures
         if self._store is None or self._folder is None or not t.cluster.is_chief:
             return
         self._folder.check_there()

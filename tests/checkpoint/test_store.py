@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,44 @@ def test_a_run_goes_on_from_the_last_whole_checkpoint(tmp_path: pathlib.Path) ->
     again = Toy(settings(run_dir=tmp_path))
     again.train()
     assert again.step == 4 and store(tmp_path).steps() == [2, 4]
+
+
+def flip(path: pathlib.Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+
+
+def test_a_run_names_what_it_passes_over_and_goes_on_from_the_one_before(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(run_dir=tmp_path, checkpoint_every=1, progress="lines")
+    Toy(config).train()
+    paths = {step: pathlib.Path(store(tmp_path).path(step)) for step in (1, 2, 3, 4)}
+    flip(paths[4] / "data.data-00000-of-00001", 0)
+    flip(paths[3] / MANIFEST, 40)
+    capsys.readouterr()
+    again = Toy(config.replace(keep_checkpoints=2))
+    again.train()
+    out = capsys.readouterr().out
+    assert f"warning: passed over the checkpoint {paths[4]}: data.data-00000-of-00001 is not what was written" in out
+    assert f"warning: passed over the checkpoint {paths[3]}: manifest.json is not what was written" in out
+    assert "going on from the checkpoint of step 2, example 8" in out and again.step == 4
+    assert store(tmp_path).newest().passed_over == {} and store(tmp_path).steps() == [3, 4]
+    assert {p.name for p in (tmp_path / "checkpoints").iterdir()} >= {"step-00000003.aside-1", "step-00000004.aside-1"}
+
+
+@pytest.mark.parametrize("resume", ["auto", "must", "never"])
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_nothing(
+    tmp_path: pathlib.Path, resume: str
+) -> None:
+    Toy(settings(run_dir=tmp_path, checkpoint_every=2)).train()
+    for step in (2, 4):
+        flip(pathlib.Path(store(tmp_path).path(step), "data.index"), 5)
+    before = tree(tmp_path)
+    with pytest.raises(ConfigError, match=r"none is whole: step-00000004: data\.index .*; step-00000002: data\.index"):
+        Toy(settings(run_dir=tmp_path, resume=resume)).train()
+    assert tree(tmp_path) == before
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
@@ -362,6 +401,73 @@ def test_b43_a_failed_save_ends_the_run_at_the_next_save_at_the_latest(
     assert 3 <= trainer.step <= 6
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["status"] == "failed" and "checkpoints" in summary["reason"]
+
+
+def test_b43_a_save_that_failed_in_the_background_ends_the_run_at_the_next_step(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: CheckpointStore, *args: Any) -> None:
+        raise OSError(5, "Input/output error", self.folder)
+
+    class Patient(Toy):
+        def hooks(self) -> Any:
+            def look(step: int, values: Any) -> None:
+                thread = self._run.saving._store._thread  # type: ignore[union-attr]
+                if thread is not None:
+                    thread.join()
+
+            return [Scheduled(EveryStep(), look)]
+
+    monkeypatch.setattr(CheckpointStore, "_write", fail)
+    trainer = Patient(settings(run_dir=tmp_path, train_steps=50, checkpoint_every=20))
+    with pytest.raises(LockstepError, match=r"saving a checkpoint failed: .*Input/output error"):
+        trainer.train()
+    assert trainer.step in (20, 21)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_save_that_is_running_when_the_run_ends_by_an_error_is_finished(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    write = CheckpointStore._write
+
+    def slow(self: CheckpointStore, *args: Any) -> None:
+        time.sleep(0.3)
+        write(self, *args)
+
+    class Ending(Toy):
+        def hooks(self) -> Any:
+            def end(step: int, values: Any) -> None:
+                if step == 3:
+                    raise error
+
+            return [Scheduled(EveryStep(), end)]
+
+    monkeypatch.setattr(CheckpointStore, "_write", slow)
+    with pytest.raises(error):
+        Ending(settings(run_dir=tmp_path, checkpoint_every=2)).train()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert store(tmp_path).newest().passed_over == {}
+
+
+def test_there_is_one_snapshot_in_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables are read for a save only when the save before is written."""
+    write, running = CheckpointStore._write, []
+
+    def slow(self: CheckpointStore, *args: Any) -> None:
+        running.append(1)
+        time.sleep(0.05)
+        write(self, *args)
+        running.pop()
+
+    class Watched(Toy):
+        def state(self) -> Any:
+            assert not running
+            return super().state()
+
+    monkeypatch.setattr(CheckpointStore, "_write", slow)
+    Watched(settings(run_dir=tmp_path, train_steps=6, checkpoint_every=1)).train()
+    assert store(tmp_path).steps() == [2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("background", [True, False])

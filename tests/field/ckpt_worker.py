@@ -7,6 +7,7 @@ OUT/worker-I.json: the step it began at, the step it ended at, its weights at bo
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 from typing import Any
@@ -55,7 +56,7 @@ def main(out: str, run_dir: str, *pairs: str) -> int:
     trainer = None
     try:
         config = RunConfig(**{**usual, **changes})
-        index = json.loads(__import__("os").environ["TF_CONFIG"])["task"]["index"]
+        index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
         if own and index == 1:
             config = config.replace(run_dir=run_dir + "-of-worker-1")
         trainer = Normalised(config)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import train
 from framework import ConfigError, LockstepError, LossOutput, RunConfig, Trainer, optimizers
 from framework.checkpoint import find
 from input_pipelines import from_arrays
@@ -108,6 +109,20 @@ def test_c067_what_the_chief_refuses_stops_all_workers(tmp_path: pathlib.Path, r
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
+def test_two_workers_start_from_the_same_other_weights(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
+    other, run_dir = tmp_path / "other", tmp_path / "run"
+    gang(run_workers, tmp_path / "1", other, "train_steps=2")
+    pairs = ["train_steps=1", f'init_from="{other}"', "learning_rate=0"]
+    seen, done = gang(run_workers, tmp_path / "2", run_dir, *pairs)
+    assert [d.code for d in done] == [0, 0], done[0].stderr[-2000:] + done[1].stderr[-2000:]
+    assert "initial weights: 8 variables from" in done[0].stdout
+    right = saved(other, 2)["model/sequential/dense/kernel"].ravel().tolist()
+    for worker in seen:
+        assert worker["began"]["step"] == 0 and worker["began"]["state"]["optimizer/iterations"] == [0]
+        assert worker["began"]["state"]["model/sequential/dense/kernel"] == right
+
+
 # --- C068: a second run in the folder --------------------------------------------------------------------------------
 
 
@@ -118,6 +133,19 @@ def test_c068_a_run_with_another_config_does_not_delete_the_first_ones(tmp_path:
         with pytest.raises(ConfigError, match=r"run_dir=.* has a"):
             Toy(settings(run_dir=tmp_path, train_steps=8, keep_checkpoints=1, **changes)).train()
     assert tree(tmp_path) == before
+
+
+def test_c068_another_task_on_the_command_line_is_refused_by_its_name(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--device=cpu", "--mode=train", "--train_steps=2", "--progress=off", f"--run_dir={tmp_path}"]
+    assert train.main(["train.py", "--task=digits", "--hidden=4", "--warmup_steps=0", *args]) == 0
+    before = tree(tmp_path)
+    capsys.readouterr()
+    assert train.main(["train.py", "--task=synthetic", *args, "--train_steps=4"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "has a run that was started with other settings: task digits -> synthetic" in line
+    assert "--resume_anyway" in line and tree(tmp_path) == before
 
 
 # --- C069: how many are kept -----------------------------------------------------------------------------------------
@@ -149,6 +177,22 @@ def test_c069_every_nth_and_the_best_are_kept_besides(tmp_path: pathlib.Path) ->
     )
     Rising(config).train()
     assert store(tmp_path).steps() == [1, 4, 8, 9]
+
+
+def test_figures_that_come_after_the_checkpoint_of_their_step_are_in_it(tmp_path: pathlib.Path) -> None:
+    """The data ends, at a length nobody knew, just where a checkpoint was due; the last evaluation comes after it."""
+
+    class Ending(Toy):
+        def train_data(self) -> Any:
+            data = tf.data.Dataset.from_tensor_slices(np.ones(12, np.float32)).batch(4)
+            return data.filter(lambda x: True)
+
+        def eval_data(self) -> Any:
+            return from_arrays(np.ones(4, np.float32), shuffle=False)
+
+    config = settings(run_dir=tmp_path, train_steps=-1, checkpoint_every=3, keep_best="loss:min")
+    Ending(config).train()
+    assert store(tmp_path).steps() == [3] and store(tmp_path, best=("loss", "min")).best_step() == 3
 
 
 # --- C070: partial restore -------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ def test_a_config_of_another_version_is_compared_as_far_as_it_goes() -> None:
 @dataclasses.dataclass
 class Options:
     width: int = 4
+    sizes: Any = (1, 2)  # comes back from JSON as a list, and is no change
 
 
 class Wide(Toy):

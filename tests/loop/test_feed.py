@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from framework import AtSteps, BatchPlan, ConfigError, LossOutput, Pipeline, Scheduled, Sum
+from framework import AtSteps, BatchPlan, ConfigError, LockstepError, LossOutput, Pipeline, Scheduled, Sum
 from input_pipelines import from_arrays, synthetic
 from tests.helpers import Ids, Toy, decode_ids, ids_by_step, ids_figure, saved, settings
 
@@ -252,3 +252,20 @@ def test_c018_a_map_after_the_batch_sees_the_batch_the_user_wrote(tmp_path: path
     trainer = Mapped(settings(run_dir=tmp_path, train_steps=2, global_batch_size=12, num_replicas=replicas))
     trainer.train()
     assert ids_by_step(tmp_path) == [list(range(12)), list(range(12, 24))]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("error", [ConfigError, LockstepError])
+def test_an_error_of_the_framework_while_data_is_read_comes_as_it_is(replicas: int, error: type[Exception]) -> None:
+    """TensorFlow would make an InvalidArgumentError of many lines of it."""
+
+    class Broken(Toy):
+        def train_data(self) -> Any:
+            def read(x: Any) -> Any:
+                raise error("row 3 of words.txt is not UTF-8; pass --skip_bad_examples=1")
+
+            return tf.data.Dataset.range(8).batch(4).map(lambda x: tf.numpy_function(read, [x], tf.float32))
+
+    with pytest.raises(error) as told:
+        Broken(settings(num_replicas=replicas)).train()
+    assert str(told.value) == "row 3 of words.txt is not UTF-8; pass --skip_bad_examples=1"

@@ -102,6 +102,17 @@ def test_an_evaluation_of_a_run_that_is_going_on_writes_nothing(
     assert column(tmp_path, "step", "eval") == [4]
 
 
+def test_an_evaluation_of_a_trainer_that_trained_keeps_out_of_a_run_that_has_begun_since(
+    tmp_path: pathlib.Path,
+) -> None:
+    trainer = ToyWithEval(settings(run_dir=tmp_path, keep_best="loss:min", tensorboard=True))
+    trainer.train()
+    with RunFolder(str(tmp_path)).claim():
+        before = tree(tmp_path)
+        assert trainer.evaluate()["loss"] == 1.0
+        assert tree(tmp_path) == before
+
+
 def test_an_evaluation_from_a_hook_is_of_the_same_run(tmp_path: pathlib.Path) -> None:
     class Asking(ToyWithEval):
         def hooks(self) -> Any:
