@@ -57,12 +57,10 @@ def export(trainer: Trainer, directory: str, formats: Sequence[str] = ("saved_mo
         served = _Served(model, signatures)
         if "keras" in formats:
             _save_keras(model, os.path.join(temporary, "model.keras"))
-        if "saved_model" in formats or "tflite" in formats:
+        if "saved_model" in formats:
             tf.saved_model.save(served, os.path.join(temporary, "saved_model"), signatures=_concrete(served))
         if "tflite" in formats:
-            _save_tflite(temporary)
-            if "saved_model" not in formats:
-                shutil.rmtree(os.path.join(temporary, "saved_model"))
+            _save_tflite(served, temporary)
         about = {
             "step": trainer.step,
             "task": trainer.task_name,
@@ -138,17 +136,40 @@ def _save_keras(model: Any, path: str) -> None:
     model.save(path)
 
 
-def _save_tflite(folder: str) -> None:
-    converter = tf.lite.TFLiteConverter.from_saved_model(os.path.join(folder, "saved_model"))
-    converter.experimental_enable_resource_variables = False  # else the file has no values for them
+def _save_tflite(served: _Served, folder: str) -> None:
+    # Of a model with variables the converter writes a file that has none of their values.
+    from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
+
+    frozen = tf.Module()
+    frozen.functions = {}
+    for name in served.functions:
+        traced = served.concrete(name)
+        frozen.functions[name] = _positional(
+            convert_variables_to_constants_v2(traced), sorted(traced.structured_outputs)
+        )
+    constants = os.path.join(folder, ".constants")
     try:
-        content = converter.convert()
+        tf.saved_model.save(frozen, constants, signatures=frozen.functions)
+        content = tf.lite.TFLiteConverter.from_saved_model(constants).convert()
     except Exception as error:
         raise LockstepError(
             f"LiteRT cannot convert this model: {str(error).splitlines()[0]}; pass --export_formats=saved_model"
         ) from error
+    finally:
+        shutil.rmtree(constants, ignore_errors=True)
     with open(os.path.join(folder, "model.tflite"), "wb") as file:
         file.write(content)
+
+
+def _positional(constant: Any, outputs: Sequence[str]) -> Any:
+    """A traced function of named inputs around one that gives its outputs as a list, in the order of ``outputs``."""
+    specs = [tf.TensorSpec(t.shape, t.dtype, t.name.partition(":")[0]) for t in constant.inputs]
+
+    @tf.function(input_signature=specs, autograph=False)
+    def call(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return dict(zip(outputs, constant(*inputs), strict=True))
+
+    return call.get_concrete_function()
 
 
 def read_about(directory: str) -> dict[str, Any]:
