@@ -77,7 +77,7 @@ def test_without_flags_a_task_runs_with_the_defaults() -> None:
 @pytest.mark.parametrize("field", FIELDS, ids=lambda f: f.name)
 def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[Any]) -> None:
     assert field.metadata["help"].strip()
-    assert field.metadata["group"] in ("run", "cluster", "precision", "optimizer", "loop", "checks")
+    assert field.metadata["group"] in ("run", "cluster", "precision", "optimizer", "loop", "export", "data", "checks")
     # Values that do not go with the defaults are given with their partner.
     values = {
         "workers": ["--workers=a:1,b:2", "--worker_index=1"],
@@ -597,4 +597,4 @@ def test_no_command_line_ends_in_a_traceback(args: list[str]) -> None:
 
 
 def test_the_modes_are_the_choices_of_the_flag() -> None:
-    assert lockstep_flags.MODES == ("train", "train_and_eval", "eval")
+    assert lockstep_flags.MODES == ("train", "train_and_eval", "eval", "continuous_eval", "export")
