@@ -1,0 +1,135 @@
+"""Random augmentation of images: a pure function of an example and its seed, with ``tf.random.stateless_*``.
+
+The seed is made of (seed of the run, epoch, example) (``order.example_keys``), so an example is augmented alike in any
+batch, on any replica and after any resume, and differently in each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from framework import ConfigError
+
+# (example, seed int64 [2]) -> example; a ``batched`` attribute does the same for many rows at once.
+Augment: TypeAlias = Callable[[Any, Any], Any]
+
+
+def augmented(augment: Augment, rows: Any, keys: tf.Tensor) -> Any:
+    """``augment`` for each row of a nest ``[rows, ...]``, with its key of int64 ``[rows, 2]``; also for no rows."""
+    batched = getattr(augment, "batched", None)
+    if batched is not None:
+        return batched(rows, keys)
+    # vectorized_map refuses no rows, which a replica without an example has: one is put in front and taken off.
+    front = tf.nest.map_structure(lambda t: tf.concat([tf.zeros([1, *t.shape[1:]], t.dtype), t], 0), (rows, keys))
+    made = tf.vectorized_map(lambda pair: augment(*pair), front, warn=False)
+    count = keys.shape[0]
+    return tf.nest.map_structure(lambda t: tf.ensure_shape(t[1:], [count, *t.shape[1:]]), made)
+
+
+def crop_and_flip(*, padding: int = 4, flip: bool = True, fill: float | Sequence[float] = 0.0) -> CropAndFlip:
+    """Shifts an image by up to ``padding`` pixels each way, and mirrors half of them (He et al. 2015, section 4.2).
+
+    The image keeps its size: it is a random window of the image with ``padding`` pixels added on each side.
+
+    Args:
+      padding: in pixels.
+      flip: whether to mirror left and right with probability 1/2.
+      fill: value of the added pixels, one or one for each channel; the mean colour is usual.
+
+    Returns:
+      An augmentation for ``from_arrays``. The image, ``[height, width]`` or ``[height, width, channels]`` of any dtype,
+      is the whole example, or the first entry of a tuple, or the entry ``image`` of a dict; the rest is left alone.
+
+    Raises:
+      ConfigError: a negative padding.
+    """
+    return CropAndFlip(padding=padding, flip=flip, fill=fill)
+
+
+class CropAndFlip:
+    """See ``crop_and_flip``."""
+
+    def __init__(self, *, padding: int, flip: bool, fill: float | Sequence[float]):
+        if padding < 0:
+            raise ConfigError(f"padding={padding} but it must be at least 0; for example padding=4")
+        self._padding, self._flip, self._fill = padding, flip, fill
+
+    def __call__(self, example: Any, seed: tf.Tensor) -> Any:
+        """One example, with its seed int64 ``[2]``."""
+        rows = self.batched(tf.nest.map_structure(lambda t: t[None], example), seed[None])
+        return tf.nest.map_structure(lambda t: t[0], rows)
+
+    def batched(self, examples: Any, seeds: tf.Tensor) -> Any:
+        """Many examples at once, with seeds int64 ``[rows, 2]``: what each gets alone."""
+        return _with_image(examples, lambda images: self._images(images, seeds))
+
+    def _images(self, images: tf.Tensor, seeds: tf.Tensor) -> tf.Tensor:
+        if images.shape.rank not in (3, 4):
+            raise ConfigError(
+                f"crop_and_flip got images of shape {images.shape} but they must be [rows, height, width] or "
+                "[rows, height, width, channels]"
+            )
+        height, width = images.shape[1:3]
+        draws = uniforms(seeds, 3)
+        shift = tf.cast(draws[:, :2] * (2 * self._padding + 1), tf.int32) - self._padding
+        rows = shift[:, :1] + tf.range(height)
+        columns = shift[:, 1:] + tf.range(width)
+        if self._flip:
+            columns = tf.where(draws[:, 2:] < 0.5, tf.reverse(columns, [1]), columns)
+        picked = tf.gather(images, tf.clip_by_value(rows, 0, height - 1), axis=1, batch_dims=1)
+        picked = tf.gather(picked, tf.clip_by_value(columns, 0, width - 1), axis=2, batch_dims=1)
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        if images.shape.rank == 4:
+            inside = inside[..., None]
+        fill = tf.cast(tf.constant(self._fill, tf.float32), images.dtype)
+        return tf.ensure_shape(tf.where(inside, picked, fill), images.shape)
+
+
+def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
+    """Numbers in 0..1, float32 ``[rows, count]``, from seeds int64 ``[rows, 2]``."""
+    draw = tf.autograph.experimental.do_not_convert(lambda seed: tf.random.stateless_uniform([count], seed))
+    return tf.map_fn(draw, seeds, fn_output_signature=tf.TensorSpec([count], tf.float32))
+
+
+def random_box(shape: tf.Tensor, seed: tf.Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> tf.Tensor:
+    """A random part of an image (Szegedy et al. 2015, section 6): int32 ``[4]``: top, left, height, width.
+
+    Args:
+      shape: int32 ``[3]``: height, width, channels.
+      seed: int64 ``[2]``.
+      area: share of the image's area, from and to.
+      aspect: width / height, from and to. Where nothing fits in 100 tries, the whole image is taken.
+    """
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        shape,
+        tf.zeros([1, 0, 4]),
+        seed,
+        min_object_covered=0.0,
+        area_range=area,
+        aspect_ratio_range=aspect,
+        max_attempts=100,
+        use_image_if_no_bounding_boxes=True,
+    )
+    return tf.concat([begin[:2], size[:2]], 0)
+
+
+def central_box(shape: tf.Tensor, share: float) -> tf.Tensor:
+    """The square in the middle whose side is ``share`` of the image's shorter one: int32 ``[4]`` as ``random_box``."""
+    side = tf.cast(tf.round(tf.cast(tf.minimum(shape[0], shape[1]), tf.float32) * share), tf.int32)
+    side = tf.maximum(side, 1)
+    return tf.stack([(shape[0] - side) // 2, (shape[1] - side) // 2, side, side])
+
+
+def _with_image(example: Any, change: Callable[[Any], Any]) -> Any:
+    """``example`` with its image changed."""
+    if isinstance(example, dict):
+        if "image" not in example:
+            raise ConfigError(f"the example has {', '.join(example)} but no 'image' to augment; name it so")
+        return {**example, "image": change(example["image"])}
+    if isinstance(example, (tuple, list)):
+        entries = [change(example[0]), *example[1:]]
+        return type(example)(*entries) if hasattr(example, "_fields") else type(example)(entries)
+    return change(example)
