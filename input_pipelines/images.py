@@ -55,5 +55,5 @@ def decode(encoded: tf.Tensor, seed: tf.Tensor, *, size: int, training: bool) ->
 
 
 def normalize(images: tf.Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> tf.Tensor:
-    """(image - mean) / std by channel, float32, from ``[..., channels]`` in 0..255; cheapest on the replica's device."""
+    """(image - mean) / std by channel, float32, from ``[..., channels]`` in 0..255; cheapest on the device."""
     return (tf.cast(images, tf.float32) - tf.constant(mean, tf.float32)) / tf.constant(std, tf.float32)

@@ -31,8 +31,8 @@ def test_a_registered_task_is_found_by_its_name() -> None:
 
 
 def test_the_package_brings_tasks_and_they_are_trainers() -> None:
-    assert list(Tasks()) == ["digits", "synthetic"]
-    assert len(Tasks()) == 2
+    assert list(Tasks()) == ["cifar10", "digits", "imagenet", "synthetic"]
+    assert len(Tasks()) == 4
     for kind in Tasks().values():
         assert issubclass(kind, Trainer)
         assert kind.recipe
@@ -41,7 +41,7 @@ def test_the_package_brings_tasks_and_they_are_trainers() -> None:
 def test_names_come_in_order_with_the_registered_ones() -> None:
     register("a_first")(task())
     register("zebra")(task())
-    assert list(Tasks()) == ["a_first", "digits", "synthetic", "zebra"]
+    assert list(Tasks()) == ["a_first", "cifar10", "digits", "imagenet", "synthetic", "zebra"]
     assert len(Tasks()) == 4
 
 
