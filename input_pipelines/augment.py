@@ -1,4 +1,4 @@
-"""Random augmentation of images: a pure function of an example and its seed, with ``tf.random.stateless_*``.
+"""Random augmentation of images: a pure function of an example and its seed.
 
 The seed is made of (seed of the run, epoch, example) (``order.example_keys``), so an example is augmented alike in any
 batch, on any replica and after any resume, and differently in each epoch.
@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from framework import ConfigError
+from input_pipelines.order import uniforms
 
 # (example, seed int64 [2]) -> example; a ``batched`` attribute does the same for many rows at once.
 Augment: TypeAlias = Callable[[Any, Any], Any]
@@ -86,12 +87,6 @@ class CropAndFlip:
             inside = inside[..., None]
         fill = tf.cast(tf.constant(self._fill, tf.float32), images.dtype)
         return tf.ensure_shape(tf.where(inside, picked, fill), images.shape)
-
-
-def uniforms(seeds: tf.Tensor, count: int) -> tf.Tensor:
-    """Numbers in 0..1, float32 ``[rows, count]``, from seeds int64 ``[rows, 2]``."""
-    draw = tf.autograph.experimental.do_not_convert(lambda seed: tf.random.stateless_uniform([count], seed))
-    return tf.map_fn(draw, seeds, fn_output_signature=tf.TensorSpec([count], tf.float32))
 
 
 def random_box(shape: tf.Tensor, seed: tf.Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> tf.Tensor:

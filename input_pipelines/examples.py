@@ -18,6 +18,9 @@ Load = Callable[[tf.Tensor, tf.Tensor, bool], Any]
 # (positions int64 [rows], seed) -> examples int64 [rows].
 Order = Callable[[tf.Tensor, int], tf.Tensor]
 
+# Reading and decoding takes 50 us or more an example, so only parts of few examples are worth being read several at once.
+_LEAST_BYTES = 32_000
+
 
 class BadExamples:
     """The examples that could not be read, and how many of them are borne.
@@ -115,7 +118,7 @@ class ExamplePipeline:
                 return tf.nest.map_structure(lambda t: t[: tf.size(positions)], made)
             return self._rows(positions, plan, spec)
 
-        return plan.read(fetch, row_bytes=sum(sizes))
+        return plan.read(fetch, row_bytes=max(_LEAST_BYTES, sum(sizes)))
 
     def _rows(self, positions: tf.Tensor, plan: BatchPlan, spec: Any) -> Any:
         """The examples at some positions, at least one."""

@@ -85,6 +85,22 @@ def subkey(key: tf.Tensor, draw: int) -> tf.Tensor:
     return key + tf.constant([draw, 0], tf.int64)
 
 
+def uniforms(keys: tf.Tensor, count: int) -> tf.Tensor:
+    """Random numbers in [0, 1) for many examples at once: float32 ``[rows, count]`` from keys int64 ``[rows, 2]``.
+
+    ``tf.random.stateless_uniform`` takes one seed a call, and 128 calls in a loop of the graph took 2 ms on a CPU. This
+    hashes the keys' four words and the column.
+    """
+    state = tf.fill(tf.shape(keys)[:1], _word(0))
+    for column, shift in ((0, 0), (0, 32), (1, 0), (1, 32)):
+        part = tf.bitwise.right_shift(keys[:, column], tf.constant(shift, tf.int64))
+        word = tf.cast(tf.bitwise.bitwise_and(part, tf.constant(0xFFFFFFFF, tf.int64)), tf.uint32)
+        state = _mix(state * _word(0x9E3779B9) + word)
+    columns = tf.cast(tf.range(1, count + 1), tf.uint32) * _word(0x9E3779B9)
+    bits = _mix(_mix(state[:, None] + columns))
+    return tf.cast(tf.bitwise.right_shift(bits, _word(8)), tf.float32) * 2.0**-24
+
+
 def _shuffled(index: tf.Tensor, word: tf.Tensor, last: tf.Tensor, seed: int) -> tf.Tensor:
     """Where ``index`` goes in the permutation of ``[0, last]`` that (word, seed) names: int64 ``[rows]``."""
     # The op refuses an empty vector, which a replica without an example has: a row is put in front and taken off again.

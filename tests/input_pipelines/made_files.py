@@ -76,8 +76,9 @@ def write_records(folder: pathlib.Path, counts: Sequence[int], *, stem: str = "t
 def parse_number(record: tf.Tensor) -> tf.Tensor:
     """The number of a record of ``write_records``; its copies must agree."""
     numbers = tf.strings.to_number(tf.strings.split(record, ","), tf.int64)
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(numbers == tf.size(numbers) - 1), [record])]):
-        return tf.cast(tf.identity(numbers[0]), tf.int32)
+    same = tf.reduce_all(numbers == tf.size(numbers, tf.int64) - 1)
+    with tf.control_dependencies([tf.debugging.Assert(same, [record])]):
+        return tf.cast(numbers[0], tf.int32)
 
 
 def picture(seed: int, height: int = 40, width: int = 50) -> np.ndarray:

@@ -307,7 +307,7 @@ class Numbers(Toy):
 
 
 def test_a_resume_with_other_replicas_and_batch_goes_on_with_the_next_record(tmp_path: pathlib.Path) -> None:
-    write_records(tmp_path, [7, 2, 8])
+    write_records(tmp_path, [7, 2, 9])
     Numbers.folder = tmp_path
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     trainer = Numbers(settings(run_dir=whole, train_steps=6, global_batch_size=6, log_every=1))
@@ -317,5 +317,5 @@ def test_a_resume_with_other_replicas_and_batch_goes_on_with_the_next_record(tmp
     one, two = ids_by_step(whole), ids_by_step(parted)
     assert one[:2] == two[:2]
     assert [sorted(two[i] + two[i + 1]) for i in range(2, 10, 2)] == one[2:]
-    assert records(whole, "eval")[-1]["examples"] == 17
-    assert decode_ids(records(whole, "eval")[-1]["ids"]) == list(range(17))
+    assert records(whole, "eval")[-1]["examples"] == 18
+    assert decode_ids(records(whole, "eval")[-1]["ids"]) == list(range(18))
