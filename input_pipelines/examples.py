@@ -18,8 +18,8 @@ Load = Callable[[tf.Tensor, tf.Tensor, bool], Any]
 # (positions int64 [rows], seed) -> examples int64 [rows].
 Order = Callable[[tf.Tensor, int], tf.Tensor]
 
-# Reading and decoding takes 50 us or more an example, so only parts of few examples are worth being read several at once.
-_LEAST_BYTES = 32_000
+# Reading an example takes 50 us or more, so only parts of very few examples are worth being read several at once.
+_LEAST_BYTES = 250_000
 
 
 class BadExamples:
@@ -89,6 +89,7 @@ class ExamplePipeline:
     ):
         self.size: int = size
         self._load = tf.autograph.experimental.do_not_convert(load)
+        self._traced = {training: self._trace(training) for training in (False, True)}
         self._order, self._shuffle = order, shuffle
         self._bad = BadExamples(skip_bad_examples, describe)
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -161,10 +162,15 @@ class ExamplePipeline:
         for step in range(self.size):
             example = (number + step) % self.size
             try:
-                return self._load(tf.constant(example, tf.int64), tf.constant(seed, tf.int64), training)
+                return self._traced[training](tf.constant(example, tf.int64), tf.constant(seed, tf.int64))
             except tf.errors.OpError as error:
                 self._bad.add(example, _reason(error))
         raise LockstepError(f"none of the {self.size} examples can be read; the first one: {self._bad.reasons[0]}")
+
+    def _trace(self, training: bool) -> Any:
+        """``load`` as a function of the graph, traced at its first use."""
+        signature = [tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)]
+        return tf.function(lambda n, s: self._load(n, s, training), input_signature=signature, autograph=False)
 
     def _spec(self, training: bool) -> Any:
         """Tensor specs of one example.
@@ -172,11 +178,8 @@ class ExamplePipeline:
         Raises:
           ConfigError: a shape that is not fixed.
         """
-        number, seed = tf.TensorSpec([], tf.int64), tf.TensorSpec([2], tf.int64)
-        traced = tf.function(lambda n, s: self._load(n, s, training), autograph=False).get_concrete_function(
-            number, seed
-        )
-        spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), traced.structured_outputs)
+        outputs = self._traced[training].get_concrete_function().structured_outputs
+        spec = tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), outputs)
         for part in tf.nest.flatten(spec):
             if not part.shape.is_fully_defined():
                 raise ConfigError(

@@ -147,20 +147,18 @@ def test_a_damaged_length_is_refused_with_the_number_of_the_record(tmp_path: pat
 
 
 @pytest.mark.parametrize("by_shard", [False, True])
-@pytest.mark.parametrize(("start", "batch", "replicas"), [(0, 4, 1), (3, 5, 2), (11, 4, 3), (25, 2, 3), (1000, 7, 2)])
-def test_a_start_at_any_position_gives_the_rest_of_the_same_stream(
-    tmp_path: pathlib.Path, by_shard: bool, start: int, batch: int, replicas: int
-) -> None:
+def test_a_start_at_any_position_gives_the_rest_of_the_same_stream(tmp_path: pathlib.Path, by_shard: bool) -> None:
     write_records(tmp_path, [4, 1, 5])
     data = numbers(tmp_path, by_shard=by_shard)
     assert isinstance(data, Pipeline) and data.size == 10
-    whole = stream(data, 1, global_batch_size=40, seed=6, start=start - start % 10)[start % 10 :]
-    rest = stream(data, 3, replicas, global_batch_size=batch, seed=6, start=start)
-    assert rest.tolist() == whole[: 3 * batch].tolist()
-    epochs = stream(data, 1, global_batch_size=30, seed=6).reshape(3, 10)
-    assert np.sort(epochs).tolist() == [list(range(10))] * 3
-    assert len({tuple(e) for e in epochs.tolist()}) == 3
-    assert epochs.tolist() != stream(data, 1, global_batch_size=30, seed=7).reshape(3, 10).tolist()
+    whole = stream(data, 1, global_batch_size=50, seed=6)
+    for start, batch, replicas in ((3, 5, 2), (11, 4, 3), (25, 2, 3)):
+        rest = stream(data, 3, replicas, global_batch_size=batch, seed=6, start=start)
+        assert rest.tolist() == whole[start : start + 3 * batch].tolist()
+    epochs = whole.reshape(5, 10)
+    assert np.sort(epochs).tolist() == [list(range(10))] * 5
+    assert len({tuple(e) for e in epochs.tolist()}) == 5
+    assert whole.tolist() != stream(data, 1, global_batch_size=50, seed=7).tolist()
 
 
 def test_an_epoch_by_shard_goes_through_one_file_after_the_other(tmp_path: pathlib.Path) -> None:
@@ -236,7 +234,7 @@ def test_a_damaged_record_ends_the_run_with_its_file_and_number(tmp_path: pathli
         stream(data, 2, global_batch_size=4, start=start)
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(9, 1), (3, 1), (4, 3), (1, 1)])
+@pytest.mark.parametrize(("batch", "replicas"), [(9, 1), (4, 3)])
 def test_the_next_readable_record_takes_the_place_of_a_damaged_one(
     tmp_path: pathlib.Path, batch: int, replicas: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
