@@ -80,7 +80,7 @@ def resnet(
     norm = _normalization(sync_batch_norm)
     inputs = keras.Input((image_size, image_size, 3))
     x = _activated(norm("stem_norm")(_conv(64, 7, "stem", 2)(inputs)))
-    x = keras.layers.ZeroPadding2D(1, name="stem_pad")(x)
+    x = keras.layers.ZeroPadding2D(1, name="pool_pad")(x)
     x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
     for stage, blocks in enumerate(stages):
         for block in range(blocks):

@@ -42,7 +42,7 @@ def test_names_come_in_order_with_the_registered_ones() -> None:
     register("a_first")(task())
     register("zebra")(task())
     assert list(Tasks()) == ["a_first", "cifar10", "digits", "imagenet", "synthetic", "zebra"]
-    assert len(Tasks()) == 4
+    assert len(Tasks()) == 6
 
 
 def test_an_unknown_name_is_a_key_error() -> None:

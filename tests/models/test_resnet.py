@@ -115,21 +115,20 @@ def test_without_a_data_dir_the_command_line_says_what_is_missing(
 def test_synchronised_statistics_make_two_replicas_equal_to_one_and_copies_stay_equal(tmp_path: pathlib.Path) -> None:
     write_cifar10(tmp_path, each=6, test=4)
     losses = []
-    for replicas, sync in ((1, True), (2, True), (2, False)):
+    for replicas in (1, 2):
         config = settings(
-            run_dir=tmp_path / f"{replicas}{sync}",
+            run_dir=tmp_path / f"{replicas}",
             train_steps=3,
             global_batch_size=7,
             num_replicas=replicas,
             optimizer="sgd",
             learning_rate=0.02,
         )
-        trainer = Cifar10(config, data_dir=str(tmp_path), depth=8, sync_batch_norm=sync)
+        trainer = Cifar10(config, data_dir=str(tmp_path), depth=8, sync_batch_norm=True)
         trainer.train(evaluate=False)
         assert_copies_equal(trainer)
         losses.append(column(config.run_dir, "loss"))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert np.all(np.isfinite(losses[2])) and losses[2] != losses[0]
 
 
 def test_a_resume_in_mid_epoch_goes_on_as_if_unbroken(tmp_path: pathlib.Path) -> None:
@@ -147,7 +146,7 @@ def test_the_imagenet_task_trains_and_evaluates_on_records_with_one_bad_image(tm
     encoded = [b"no image" if i == 3 else jpeg(i) for i in range(8)]
     write_imagenet(tmp_path, [image_example(e, i + 1) for i, e in enumerate(encoded)])
     write_imagenet(tmp_path, [image_example(jpeg(i), i + 1) for i in range(3)], shards=1, split="validation")
-    config = settings(run_dir=tmp_path / "run", train_steps=2, num_replicas=2, optimizer="sgd", learning_rate=0.01)
+    config = settings(run_dir=tmp_path / "run", train_steps=2, optimizer="sgd", learning_rate=0.01)
     trainer = ImageNet(
         config, data_dir=str(tmp_path), depth=18, image_size=32, skip_bad_examples=1, index_file=str(tmp_path / "index")
     )
