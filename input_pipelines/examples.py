@@ -130,16 +130,18 @@ class ExamplePipeline:
             index = example_indices(positions, self.size, plan.seed, shuffle)
         keys = example_keys(positions, index, self.size, plan.seed)
         count: Any = positions.shape[0] or tf.size(positions, tf.int64)
-        dtypes = [s.dtype for s in tf.nest.flatten(spec)]
+        specs = tf.nest.flatten(spec)
 
         def one(number: tf.Tensor, key: tf.Tensor) -> Any:
             return self._load(number, key, plan.training)
 
         def one_by_one(numbers: tf.Tensor, seeds: tf.Tensor) -> Any:
-            function = self._one_by_one_in(plan.training)
-            parts = tf.py_function(function, [numbers, seeds], dtypes)
-            shaped = [tf.ensure_shape(p, [positions.shape[0], *s.shape]) for p, s in zip(parts, tf.nest.flatten(spec))]
-            return tf.nest.pack_sequence_as(spec, shaped)
+            function = self._one_by_one_in(plan.training, specs)
+            failure, *parts = tf.py_function(function, [numbers, seeds], [tf.string, *(s.dtype for s in specs)])
+            # Not raised in Python: TensorFlow would put the traceback of this module into the message.
+            with tf.control_dependencies([tf.debugging.Assert(tf.equal(failure, ""), [failure])]):
+                parts = [tf.ensure_shape(p, [positions.shape[0], *s.shape]) for p, s in zip(parts, specs, strict=True)]
+            return tf.nest.pack_sequence_as(spec, parts)
 
         # A remainder is dropped so that what is left behind a failure is no batch: then the second source has the word.
         plain = tf.autograph.experimental.do_not_convert
@@ -149,11 +151,16 @@ class ExamplePipeline:
         careful = tf.data.Dataset.from_tensors((index, keys)).map(plain(one_by_one))
         return quick.concatenate(careful).take(1).get_single_element()
 
-    def _one_by_one_in(self, training: bool) -> Callable[..., list[tf.Tensor]]:
-        def run(numbers: tf.Tensor, seeds: tf.Tensor) -> list[tf.Tensor]:
+    def _one_by_one_in(self, training: bool, specs: list[tf.TensorSpec]) -> Callable[..., list[Any]]:
+        """A function (numbers, seeds) -> what ended the reading, or nothing, and the examples' tensors."""
+
+        def run(numbers: tf.Tensor, seeds: tf.Tensor) -> list[Any]:
             pairs = zip(numbers.numpy(), seeds.numpy(), strict=True)
-            rows = [tf.nest.flatten(self._alone(int(number), seed, training)) for number, seed in pairs]
-            return [tf.stack(column) for column in zip(*rows, strict=True)]
+            try:
+                rows = [tf.nest.flatten(self._alone(int(number), seed, training)) for number, seed in pairs]
+            except LockstepError as error:
+                return [str(error), *(tf.zeros([len(numbers), *s.shape], s.dtype) for s in specs)]
+            return ["", *(tf.stack(column) for column in zip(*rows, strict=True))]
 
         return run
 
