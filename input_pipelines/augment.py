@@ -75,18 +75,21 @@ class CropAndFlip:
             )
         height, width = images.shape[1:3]
         draws = uniforms(seeds, 3)
-        shift = tf.cast(draws[:, :2] * (2 * self._padding + 1), tf.int32) - self._padding
-        rows = shift[:, :1] + tf.range(height)
-        columns = shift[:, 1:] + tf.range(width)
+        corner = tf.cast(draws[:, :2] * (2 * self._padding + 1), tf.int32)
+        rows, columns = corner[:, :1] + tf.range(height), corner[:, 1:] + tf.range(width)
         if self._flip:
             columns = tf.where(draws[:, 2:] < 0.5, tf.reverse(columns, [1]), columns)
-        picked = tf.gather(images, tf.clip_by_value(rows, 0, height - 1), axis=1, batch_dims=1)
-        picked = tf.gather(picked, tf.clip_by_value(columns, 0, width - 1), axis=2, batch_dims=1)
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        if images.shape.rank == 4:
-            inside = inside[..., None]
+        picked = tf.gather(self._padded(images), rows, axis=1, batch_dims=1)
+        return tf.ensure_shape(tf.gather(picked, columns, axis=2, batch_dims=1), images.shape)
+
+    def _padded(self, images: tf.Tensor) -> tf.Tensor:
+        """``images`` with ``padding`` pixels of the colour added on each side."""
         fill = tf.cast(tf.constant(self._fill, tf.float32), images.dtype)
-        return tf.ensure_shape(tf.where(inside, picked, fill), images.shape)
+        for axis in (1, 2):  # tf.pad knows one number only, and no colour
+            shape = tf.tensor_scatter_nd_update(tf.shape(images), [[axis]], [self._padding])
+            side = tf.broadcast_to(fill, shape)
+            images = tf.concat([side, images, side], axis)
+        return images
 
 
 def random_box(shape: tf.Tensor, seed: tf.Tensor, area: tuple[float, float], aspect: tuple[float, float]) -> tf.Tensor:
