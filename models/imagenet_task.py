@@ -14,7 +14,7 @@ from models.resnet import kernel_penalty, resnet
 
 
 class ImageNet(Trainer):
-    """A thousand classes from photographs; the learning rate is for 256 images a step and grows with their number."""
+    """A thousand classes from photographs; the rate is for 256 images a step: scale it in proportion to them."""
 
     recipe: ClassVar[dict[str, Any]] = {
         "train_epochs": 90,
