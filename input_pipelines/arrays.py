@@ -8,13 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from framework import BatchPlan, ConfigError
-from input_pipelines.order import example_indices
+from input_pipelines.augment import Augment, augmented
+from input_pipelines.order import example_indices, example_keys
 
 
 class ArrayPipeline:
     """A pipeline over arrays in memory; see ``from_arrays``."""
 
-    def __init__(self, arrays: Any, *, shuffle: bool):
+    def __init__(self, arrays: Any, *, shuffle: bool, augment: Augment | None):
         leaves = tf.nest.flatten(arrays)
         if not leaves:
             raise ConfigError("from_arrays got no array; for example from_arrays((images, labels))")
@@ -25,7 +26,7 @@ class ArrayPipeline:
                 f"from_arrays got arrays of lengths {lengths} but all need the same first dimension, the examples"
             )
         self.size: int = int(lengths[0] or 0)
-        self._shuffle = shuffle
+        self._shuffle, self._augment = shuffle, augment
         with tf.device("CPU:0"):
             tensors = [tf.convert_to_tensor(a) for a in converted]
         self._arrays = tf.nest.pack_sequence_as(arrays, tensors)
@@ -36,19 +37,26 @@ class ArrayPipeline:
 
         def fetch(positions: tf.Tensor) -> Any:
             index = example_indices(positions, self.size, plan.seed, self._shuffle and plan.training)
-            return tf.nest.map_structure(lambda array: tf.gather(array, index), self._arrays)
+            rows = tf.nest.map_structure(lambda array: tf.gather(array, index), self._arrays)
+            if self._augment is None or not plan.training:
+                return rows
+            return augmented(self._augment, rows, example_keys(positions, index, self.size, plan.seed))
 
         return plan.read(fetch, row_bytes=self._row_bytes)
 
 
-def from_arrays(arrays: Any, *, shuffle: bool = True) -> ArrayPipeline:
+def from_arrays(arrays: Any, *, shuffle: bool = True, augment: Augment | None = None) -> ArrayPipeline:
     """A pipeline over arrays in memory whose order is a function of (seed, position).
 
     Args:
       arrays: a tuple or dict (or nest of them) of arrays ``[examples, ...]``, all of the same length.
       shuffle: whether each training epoch is a new seeded permutation; evaluation always reads in order.
+      augment: function (example, seed) -> example, for training only: one row of ``arrays``, and a seed int64 ``[2]``
+        for ``tf.random.stateless_*`` that is a function of (seed of the run, epoch, example); for example
+        ``crop_and_flip()``. It is vectorised with ``tf.vectorized_map`` unless it has a method ``batched`` (rows, seeds
+        ``[rows, 2]``) -> rows; it is traced without AutoGraph, so ``tf.where`` or ``tf.cond`` and not ``if``.
 
     Raises:
       ConfigError: no array, or lengths that differ.
     """
-    return ArrayPipeline(arrays, shuffle=shuffle)
+    return ArrayPipeline(arrays, shuffle=shuffle, augment=augment)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 # Tasks of the package: name -> (module, class). They are imported when they are asked for.
 _BUILT_IN = {
+    "cifar10": ("models.cifar_task", "Cifar10"),
     "digits": ("models.digits_task", "Digits"),
+    "imagenet": ("models.imagenet_task", "ImageNet"),
     "language": ("models.language_task", "Language"),
     "ranking": ("models.ranking_task", "Ranking"),
     "synthetic": ("models.synthetic_task", "Synthetic"),

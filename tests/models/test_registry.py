@@ -31,7 +31,7 @@ def test_a_registered_task_is_found_by_its_name() -> None:
 
 
 def test_the_package_brings_tasks_and_they_are_trainers() -> None:
-    assert list(Tasks()) == ["digits", "language", "ranking", "synthetic"]
+    assert list(Tasks()) == ["cifar10", "digits", "imagenet", "language", "ranking", "synthetic"]
     assert len(Tasks()) == 4
     for kind in Tasks().values():
         assert issubclass(kind, Trainer)
@@ -41,7 +41,8 @@ def test_the_package_brings_tasks_and_they_are_trainers() -> None:
 def test_names_come_in_order_with_the_registered_ones() -> None:
     register("a_first")(task())
     register("zebra")(task())
-    assert list(Tasks()) == ["a_first", "digits", "language", "ranking", "synthetic", "zebra"]
+    every = ["a_first", "cifar10", "digits", "imagenet", "language", "ranking", "synthetic", "zebra"]
+    assert list(Tasks()) == every
     assert len(Tasks()) == 6
 
 
