@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from framework import LossOutput, Trainer
+from framework import LossOutput, Signature, Trainer
 from input_pipelines import cifar, crop_and_flip, from_arrays, images
 from models.resnet import cifar_resnet, kernel_penalty
 
@@ -59,3 +60,11 @@ class Cifar10(Trainer):
         correct = tf.equal(tf.argmax(logits, 1, tf.int32), labels)
         penalty = kernel_penalty(model, self.options.l2) if training else 0.0
         return LossOutput(loss=loss, metrics={"accuracy": correct}, penalty=penalty)
+
+    def signatures(self) -> Mapping[str, Signature]:
+        """``serving_default``: pixels uint8 ``[batch, 32, 32, 3]`` -> probabilities ``[batch, 10]``."""
+
+        def probabilities(model: Any, pixels: tf.Tensor) -> tf.Tensor:
+            return tf.nn.softmax(model(images.normalize(pixels, cifar.MEAN, cifar.STD), training=False))
+
+        return {"serving_default": Signature(spec=tf.TensorSpec([None, 32, 32, 3], tf.uint8), function=probabilities)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from framework import LossOutput, Trainer
+from framework import LossOutput, Signature, Trainer
 from input_pipelines import imagenet, images
 from models.resnet import kernel_penalty, resnet
 
@@ -70,6 +71,24 @@ class ImageNet(Trainer):
             metrics={"accuracy": correct, "top5": tf.math.in_top_k(labels, logits, 5)},
             penalty=kernel_penalty(model, self.options.l2) if training else 0.0,
         )
+
+    def signatures(self) -> Mapping[str, Signature]:
+        """Probabilities ``[batch, 1000]`` from pixels (``serving_default``) or from JPEG or PNG files (``encoded``)."""
+        size = self.options.image_size
+
+        def of_pixels(model: Any, pixels: tf.Tensor) -> tf.Tensor:
+            return tf.nn.softmax(model(images.normalize(pixels), training=False))
+
+        def of_files(model: Any, inputs: Any) -> tf.Tensor:
+            def middle(encoded: tf.Tensor) -> tf.Tensor:
+                return images.decode(encoded, tf.zeros([2], tf.int64), size=size, training=False)
+
+            return of_pixels(model, tf.map_fn(middle, inputs["encoded"], fn_output_signature=tf.uint8))
+
+        return {
+            "serving_default": Signature(spec=tf.TensorSpec([None, size, size, 3], tf.uint8), function=of_pixels),
+            "encoded": Signature(spec={"encoded": tf.TensorSpec([None], tf.string)}, function=of_files),
+        }
 
     def _data(self, split: str) -> Any:
         o = self.options

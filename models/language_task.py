@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from framework import ConfigError, LockstepError, LossOutput, Trainer
+from framework import ConfigError, LockstepError, LossOutput, Signature, Trainer
 from input_pipelines import from_text, from_tokens, standard_library
 from input_pipelines.files import find_files
 from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
@@ -89,6 +90,32 @@ class Language(Trainer):
             is_byte = tf.cast(targets != END_OF_DOCUMENT, tf.float32)
             metrics["bits_per_byte"] = (loss / math.log(2.0), is_byte if weights is None else weights * is_byte)
         return LossOutput(loss=loss, weight=weights, metrics=metrics)
+
+    def signatures(self) -> Mapping[str, Signature]:
+        """``serving_default``: ids int32 ``[batch, length]`` -> logits of the token after each.
+
+        With a vocabulary of bytes also ``text``: strings ``[batch]``, of which the last ``length`` bytes are read ->
+        ``logits`` ``[batch, vocabulary]`` of the byte that follows, and ``next``, the likeliest, int64 ``[batch]``.
+        """
+        length = self.options.length
+
+        def of_ids(model: Any, ids: tf.Tensor) -> tf.Tensor:
+            return model(ids, training=False)
+
+        def of_text(model: Any, inputs: Any) -> dict[str, tf.Tensor]:
+            size = tf.strings.length(inputs["text"])
+            used = tf.clip_by_value(size, 1, length)
+            last = tf.strings.substr(inputs["text"], tf.maximum(size - length, 0), tf.minimum(size, length))
+            # Zeros after the end of a short text: no place sees what follows it.
+            ids = tf.io.decode_raw(last, tf.uint8, fixed_length=length)
+            logits = tf.gather(model(tf.cast(ids, tf.int32), training=False), used - 1, axis=1, batch_dims=1)
+            return {"logits": logits, "next": tf.argmax(logits, -1)}
+
+        ids = Signature(spec=tf.TensorSpec([None, length], tf.int32), function=of_ids)
+        if self._vocabulary != BYTES_VOCABULARY:
+            return {"serving_default": ids}
+        text = Signature(spec={"text": tf.TensorSpec([None], tf.string)}, function=of_text)
+        return {"serving_default": ids, "text": text}
 
     def sample(self, prompt: str, *, steps: int = 200, temperature: float = 0.8, seed: int = 0) -> str:
         """``prompt`` and what the model of a vocabulary of bytes writes after it, up to a document's end.

@@ -203,6 +203,11 @@ def _names(folder: str) -> list[str]:
 
 
 def _check_place(path: str) -> None:
+    if "://" in path:
+        raise ConfigError(
+            f"run_dir={path} but it must be a folder of this machine or of a mounted file system: a run needs locks, "
+            "and renames, which object stores do not have; mount the store, or copy the folder there afterwards"
+        )
     there = os.path.abspath(path)
     while not os.path.lexists(there):
         there = os.path.dirname(there)

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from framework import ConfigError, LossOutput, RunConfig, Sum
 from framework.loop.input_options import InputOptions
+from input_pipelines import from_arrays
 from input_pipelines.service import LocalService
-from tests.field.data_worker import BATCH, COUNT, EPOCHS
+from tests.field.data_worker import BATCH, COUNT, EPOCHS, THOUSAND, scored
 from tests.helpers import Toy, column, decode_ids, ids_by_step, records, settings
 
 
@@ -114,8 +115,23 @@ def test_c027_a_shuffle_without_a_seed_gives_each_example_once_a_pass(gang: list
 
 def test_c050_c051_two_workers_evaluate_every_example_once(gang: list[dict[str, Any]]) -> None:
     for worker in gang:
-        assert worker["evaluated"]["examples"] == COUNT
-        assert worker["evaluated"]["accuracy"] == pytest.approx((COUNT - 1) / COUNT, rel=1e-7)
+        assert worker["evaluated"]["file/examples"] == COUNT
+        assert worker["evaluated"]["file/accuracy"] == pytest.approx((COUNT - 1) / COUNT, rel=1e-7)
+
+
+def test_two_workers_evaluate_a_thousand_examples_as_one_replica_does(gang: list[dict[str, Any]]) -> None:
+    class Alone(Toy):
+        def eval_data(self) -> Any:
+            return from_arrays(THOUSAND)
+
+        def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+            return scored(model, batch)
+
+    alone = Alone(settings(global_batch_size=BATCH)).evaluate()
+    assert alone["examples"] == alone["rows"] == 1000
+    for worker in gang:
+        found = {n.removeprefix("thousand/"): v for n, v in worker["evaluated"].items() if n.startswith("thousand/")}
+        assert found == pytest.approx(alone, rel=1e-7)
 
 
 # --- C022: passes ----------------------------------------------------------------------------------------------------

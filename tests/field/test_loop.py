@@ -221,7 +221,7 @@ def test_c088_two_workers_have_the_rates_of_one(gang: tuple[pathlib.Path, list[d
     assert written == pytest.approx(RATES, rel=1e-6)
 
 
-def test_c089_the_rate_is_equal_on_workers_with_shards_of_unequal_size(
+def test_c014_c089_the_rate_is_equal_on_workers_with_shards_of_unequal_size(
     gang: tuple[pathlib.Path, list[dict[str, Any]]],
 ) -> None:
     """Worker 1 is out of data after 2 of the 3 steps of each pass, and both go on together."""

@@ -106,6 +106,35 @@ def test_c076_weights_are_equal_bit_for_bit_after_a_kill(tmp_path: pathlib.Path,
     assert [s for s in os.listdir(tmp_path / "killed" / "checkpoints") if s.startswith(".")] == []
 
 
+class Augmented(Noisy):
+    """Noise that belongs to the examples, and micro-batches; masks belong to the replicas, so there is no dropout."""
+
+    def build_model(self) -> Any:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Dense(8, activation="relu")(inputs)))
+
+    def train_data(self) -> Any:
+        def jitter(example: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+            return example + tf.random.stateless_normal([4], seed, stddev=0.1)
+
+        return from_arrays(np.random.RandomState(1).randn(40, 4).astype(np.float32), augment=jitter)
+
+    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+        return LossOutput(loss=tf.square(model(batch, training=training)[:, 0] - tf.reduce_sum(batch, 1)))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
+def test_c076_weights_agree_to_1e_6_on_other_replicas(tmp_path: pathlib.Path, before: int, after: int) -> None:
+    usual = {**NOISY, "optimizer": "sgd", "learning_rate": 0.05}
+    Augmented(settings(run_dir=tmp_path / "unbroken", num_replicas=before, **usual)).train()
+    Augmented(settings(run_dir=tmp_path / "moved", num_replicas=before, **usual)).train(3)
+    Augmented(settings(run_dir=tmp_path / "moved", num_replicas=after, **usual)).train()
+    whole, moved = saved(tmp_path / "unbroken", 7), saved(tmp_path / "moved", 7)
+    assert whole.keys() == moved.keys()
+    for name, value in whole.items():
+        np.testing.assert_allclose(moved[name], value, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
 def test_c079_with_micro_batches_a_position_counts_examples_of_updates(tmp_path: pathlib.Path) -> None:
     """10 updates of 4 micro-batches of one example: 40 micro-batches a pass."""
     usual = {"accumulate_steps": 4, "train_epochs": 1, "train_steps": None}

@@ -200,3 +200,17 @@ def test_the_recipe_learns_python(tmp_path: pathlib.Path, run_cli: Callable[...,
     assert done.code == 0, done.stderr[-2000:]
     [record] = records(run, "eval")
     assert record["bits_per_byte"] < 3.2
+
+
+def test_an_export_reads_texts_and_ids_alike(tmp_path: pathlib.Path, texts: pathlib.Path) -> None:
+    made = trainer(texts, run_dir=tmp_path / "run", train_steps=2)
+    made.train(evaluate=False)
+    loaded = tf.saved_model.load(made.export() + "/saved_model")
+    text = "1 and 2, 2 and 3, 3 and 4, 4 and 5, 5 and"
+    ids = np.frombuffer(text.encode()[-32:], np.uint8)[None].astype(np.int32)
+    logits = loaded.signatures["serving_default"](inputs=tf.constant(ids))["outputs"].numpy()[0, -1]
+    short = loaded.signatures["serving_default"](inputs=tf.constant(np.pad(ids[:, -3:], [(0, 0), (0, 29)])))["outputs"]
+    found = loaded.signatures["text"](text=tf.constant([text, text[-3:], ""]))
+    np.testing.assert_allclose(found["logits"][0], logits, atol=1e-5)
+    np.testing.assert_allclose(found["logits"][1], short[0, 2], atol=1e-5)
+    assert found["next"].numpy()[0] == logits.argmax() and np.isfinite(found["logits"].numpy()).all()

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import train
 from framework import ConfigError
+from input_pipelines import images
 from models.cifar_task import Cifar10
 from models.imagenet_task import ImageNet
 from models.resnet import cifar_resnet, kernel_penalty, resnet
@@ -140,6 +141,13 @@ def test_the_imagenet_task_trains_and_evaluates_on_records_with_one_bad_image(tm
     penalty = float(kernel_penalty(trainer.model, 1e-4))
     assert losses[0] == pytest.approx(np.log(1000.0) + penalty, rel=0.05)
     assert (tmp_path / "index-train.npz").exists() and (tmp_path / "index-validation.npz").exists()
+    # Exported, it takes files as they are: decoded as in evaluation, normalised, as probabilities.
+    served = tf.saved_model.load(trainer.export() + "/saved_model").signatures
+    found = served["encoded"](encoded=tf.constant([jpeg(1), jpeg(2)]))["outputs"].numpy()
+    pixels = tf.stack([images.decode(jpeg(i), tf.zeros([2], tf.int64), size=32, training=False) for i in (1, 2)])
+    wanted = tf.nn.softmax(trainer.model(images.normalize(pixels), training=False)).numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    np.testing.assert_allclose(served["serving_default"](inputs=pixels)["outputs"].numpy(), wanted, atol=1e-6)
 
 
 @pytest.mark.slow
