@@ -65,6 +65,9 @@ class RunConfig:
     train_epochs: int | None = _option(
         None, "run", "Total number of passes over the training data; with train_steps the smaller wins.", low=1
     )
+    max_minutes: float = _option(
+        0.0, "run", "Stop in good order after this many minutes; the same command goes on. 0: no limit.", low=0.0
+    )
     global_batch_size: int = _option(128, "run", "Examples per update, over all replicas and micro-batches.", low=1)
     accumulate_steps: int = _option(
         1,

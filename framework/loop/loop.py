@@ -24,6 +24,7 @@ class StepResult(NamedTuple):
     finite: tf.Tensor  # bool: the update was made
     alarm: tf.Tensor  # bool: it was not, and a loss scale is not to blame
     norms: tf.Tensor  # float32 [replicas, 1 + variables]: see StepSums.norms; of any size where there is none
+    asked: tf.Tensor | None = None  # scalar: above 0 where a worker asks all of them to stop behind this step
 
 
 # (one replica's batch, the step's number) -> its result; called in replica context while tracing.
@@ -36,6 +37,7 @@ class LoopResult(NamedTuple):
     steps: int  # batches consumed
     ended: bool  # the data ended
     failed: bool  # the last step raised an alarm, and the loop stopped there
+    asked: float  # not 0: a worker asked to stop, and the loop stopped behind that step on all of them
     skipped: int  # steps without an update
     alarms: int  # of these, the ones that no loss scale explains
     alarm_step: int  # number of the last of them, or 0
@@ -48,7 +50,8 @@ class LoopResult(NamedTuple):
     norms: np.ndarray  # of the last alarm, flat: see StepSums.norms
 
 
-_COUNTS = 4  # behind the figures in the vector of sums: updates, alarms, examples, seconds waited
+# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited.
+_COUNTS = 5
 
 
 class CompiledLoop:
@@ -121,12 +124,13 @@ class CompiledLoop:
         done, ended, sums, peaks, last, norms = numbers
         if not done:
             sums, peaks, last = np.zeros(_COUNTS), np.zeros(1), np.zeros(1)
-        updates, alarms, examples, waited = sums[-_COUNTS:]
+        updates, alarms, asked, examples, waited = sums[-_COUNTS:]
         failed = self._stop_on_alarm and bool(alarms)
         return LoopResult(
             steps=int(done),
-            ended=bool(ended) and not failed,
+            ended=bool(ended) and not failed and not asked,
             failed=failed,
+            asked=float(asked),
             skipped=int(done - updates),
             alarms=int(alarms),
             alarm_step=int(peaks[-1]),
@@ -159,9 +163,13 @@ class CompiledLoop:
                 usable = result.finite
                 if "loss" in result.stats:  # a step skipped for its gradients alone still has figures
                     usable |= tf.math.is_finite(result.stats["loss"].value)
+                zero = tf.zeros([], tf.float64)
+                asked = zero if result.asked is None else tf.cast(result.asked, tf.float64)
+                halt = tf.constant(False) if result.asked is None else asked > 0.0
+                halt = halt | result.alarm if self._stop_on_alarm else halt
                 flags = tf.cast(tf.stack([result.finite, result.alarm]), tf.float64)
                 rows = tf.cast(result.stats["examples"].value, tf.float64)
-                counts = tf.concat([flags, [rows]], 0)
+                counts = tf.concat([flags, [asked, rows]], 0)
                 peaks = tf.where(result.alarm, tf.cast(step, tf.float64), 0.0)[None]
                 sums = tf.where(usable, sums, tf.zeros([], tf.float64))
                 if maxima.shape[0] or minima.shape[0]:
@@ -169,14 +177,14 @@ class CompiledLoop:
                     both = tf.where(usable, both, tf.constant(-np.inf, tf.float64))
                     peaks = tf.concat([both, peaks], 0)
                 self._maxima = maxima.shape[0]
-                return sums, counts, peaks, last, result.alarm, tf.reshape(result.norms, [-1])
+                return sums, counts, peaks, last, halt, result.alarm, tf.reshape(result.norms, [-1])
 
             outputs = self._strategy.run(replica, args=(batch,))
             return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
 
         def run(number: tf.Tensor, batch: Any, ready: tf.Tensor, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
             sums, peaks, last, kept = state
-            new_sums, counts, new_peaks, new_last, alarm, norms = one_step(batch, number)
+            new_sums, counts, new_peaks, new_last, halt, alarm, norms = one_step(batch, number)
             with tf.control_dependencies([new_sums, counts]):
                 end = self._clock()
             # Until the last step's end it was computing: that part was not spent on waiting.
@@ -187,7 +195,7 @@ class CompiledLoop:
                 tf.concat([new_last, [end]], 0),
                 tf.where(alarm, norms, kept),
             )
-            return (alarm, *new)
+            return (halt, *new)
 
         def body(iterator: Any, first: tf.Tensor, i: tf.Tensor, state: tuple[tf.Tensor, ...]) -> Any:
             number = first + tf.cast(i, tf.int64)
@@ -195,19 +203,17 @@ class CompiledLoop:
                 batch = tuple(next(iterator) for _ in range(parts)) if parts else next(iterator)
                 with tf.control_dependencies(_leaves(batch)):
                     ready = self._clock()
-                alarm, *new = run(number, batch, ready, state)
-                return (i + 1, alarm if self._stop_on_alarm else tf.constant(False), *new)
+                return (i + 1, *run(number, batch, ready, state))
             optional = iterator.get_next_as_optional()
             has_value = optional.has_value()
             with tf.control_dependencies([has_value]):
                 ready = self._clock()
-            alarm, *new = tf.cond(
+            halt, *new = tf.cond(
                 has_value,
                 lambda: run(number, optional.get_value(), ready, state),
                 lambda: (tf.constant(False), *state),
             )
-            stop = alarm if self._stop_on_alarm else tf.constant(False)
-            return (i + tf.cast(has_value, tf.int32), stop | tf.logical_not(has_value), *new)
+            return (i + tf.cast(has_value, tf.int32), halt | tf.logical_not(has_value), *new)
 
         def run_steps(iterator: Any, first: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, ...]:
             self.traces += 1  # runs while tracing only

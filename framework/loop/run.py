@@ -53,7 +53,7 @@ class Run:
         self.saving = Saving(trainer, self._folder)
         self.alarms = Alarms(trainer)
         self._trained = False
-        self._signals = StopSignals()
+        self._signals = StopSignals(config.max_minutes)
         self._per_loop = config.steps_per_loop or 1
         self._ledger = Ledger()
         self._evaluated_at = -1
@@ -220,8 +220,9 @@ class Run:
             if save_at.fires(t.step, now):
                 self._save()
             self.saving.check()
-            if self._signals.status is not None:
-                status, reason = self._signals.status, f"stopped at step {t.step} by a signal"
+            stop = self._signals.decide(t, result.asked)
+            if stop is not None:
+                status, reason = stop
                 break
         if log.steps:
             self._record(log)

@@ -27,6 +27,8 @@ from framework.step.values import LossOutput, Stat, as_stats
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
+_WISH = "~stop"  # name of the wish among the figures, which no figure of a user's can have
+
 _thread = threading.local()  # each replica is traced in its own thread
 
 
@@ -40,6 +42,8 @@ class Stepper:
         self._average: WeightAverage | None = None
         self._replica_state: ReplicaState | None = None
         self._generators: list[tf.Variable] = []
+        # Raised by a worker that is to stop: it crosses with the sums, so that all stop behind the same step.
+        self._wish = tf.Variable(0.0, trainable=False) if trainer.cluster.num_workers > 1 else None
         self._warned: set[str] = set()
         self._known: set[str] = set()  # names of the model's variables
         self.packs: list[dict[str, Any]] = []
@@ -152,7 +156,10 @@ class Stepper:
                 state = self._replica_state.sums(before, rows.value)
             here = _step()
             here.common = before if here.common is None else here.common
-        return dataclasses.replace(sums, stats={**sums.stats, "examples": rows}, state=state)
+        stats = {**sums.stats, "examples": rows}
+        if self._wish is not None:
+            stats[_WISH] = Stat("sum", self._wish.read_value())
+        return dataclasses.replace(sums, stats=stats, state=state)
 
     def _micro_sizes(self, batch: Any) -> tf.Tensor | None:
         """Rows of each of this replica's micro-batches where they are not equal; None: as equal as can be.
@@ -206,6 +213,7 @@ class Stepper:
             on_skip=on_skip,
         )
         here.common = None
+        here.wish = sums.stats.get(_WISH)
         here.updates.append(update)
         here.alarms.append(tf.logical_not(update.finite | overflow))
         if sums.norms is not None:
@@ -237,6 +245,7 @@ class Stepper:
                 f"{type(t).__name__}.train_step returned without calling self.apply(...): nothing was updated"
             )
         stats = as_stats(output, "train_step")
+        stats.pop(_WISH, None)
         stats = reduce_stats({"examples": _rows(batch), **stats}, self.reduction)
         stats["learning_rate"] = Stat("last", here.updates[0].learning_rate, reduced=True)
         stats["grad_norm"] = Stat("last", here.updates[0].grad_norm, reduced=True)
@@ -245,7 +254,13 @@ class Stepper:
         finite = tf.reduce_all([u.finite for u in here.updates])
         self.columns = here.columns
         norms = tf.concat(here.norms, 1) if here.norms else tf.zeros([0])
-        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms)
+        asked = None if here.wish is None else here.wish.value
+        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms, asked)
+
+    def ask_to_stop(self, wish: float) -> None:
+        """Makes the next step the last on all workers of a cluster, and tells them the sum of all wishes."""
+        assert self._wish is not None
+        self._wish.assign(wish)
 
     def evaluate(self, batch: Any, step: tf.Tensor) -> Any:
         """One evaluation step on this replica."""
@@ -285,6 +300,7 @@ class _Step:
         self.alarms: list[tf.Tensor] = []
         self.norms: list[tf.Tensor] = []
         self.columns: list[str] = []
+        self.wish: Stat | None = None
         self.common: Mapping[str, tf.Tensor] | None = None  # the replicas' state before local changes
 
 

@@ -116,6 +116,7 @@ def made(
         steps=steps,
         ended=False,
         failed=False,
+        asked=0.0,
         skipped=other.pop("skipped", 0),
         alarms=0,
         alarm_step=0,
