@@ -92,6 +92,7 @@ def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[An
         "init_include": ["--init_include=backbone", "--init_from=runs/other"],
         "init_exclude": ["--init_exclude=head", "--init_from=runs/other"],
         "stop_when": ["--stop_when=loss<0.1"],
+        "export_formats": ["--export_formats=keras"],
         "run_dir": ["--run_dir=somewhere"],
         "train_steps": ["--train_steps=7"],
         "train_epochs": ["--train_epochs=7"],

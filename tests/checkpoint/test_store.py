@@ -412,9 +412,9 @@ def test_b43_a_save_that_failed_in_the_background_ends_the_run_at_the_next_step(
     class Patient(Toy):
         def hooks(self) -> Any:
             def look(step: int, values: Any) -> None:
-                thread = self._run.saving._store._thread  # type: ignore[union-attr]
-                if thread is not None:
-                    thread.join()
+                saving = self._run.saving._store._saving  # type: ignore[union-attr]
+                if saving is not None:
+                    saving.result()
 
             return [Scheduled(EveryStep(), look)]
 
