@@ -223,7 +223,8 @@ def _answer(cluster: Cluster, wait: _Wait) -> None:
         with connection:
             peer = _Peer(connection)
             lines: Any = [] if peer.send(f"{_HELLO} {cluster.index} {cluster.num_workers}") else None
-            while lines is not None:
+            stranger = False
+            while lines is not None and not stranger:
                 for line in lines:
                     word, _, rest = line.partition(" ")
                     if word == "go":
@@ -232,12 +233,13 @@ def _answer(cluster: Cluster, wait: _Wait) -> None:
                         raise ConfigError(f"{rest}; give all workers the same, for example --workers=a:2222,b:2222")
                     if word not in ("wait", "gone"):
                         missing, note = [0], f" (what answers at its address says {short(line[:40])})"
-                        continue
+                        stranger = True
+                        break
                     missing, note = _indices(rest, cluster) or [0], ""
                     if word == "gone":
                         raise wait.lost(missing)
-                if wait.look(missing, note):
-                    raise wait.lost(missing, note)
+                if stranger or wait.look(missing, note):
+                    break
                 lines = peer.lines() if _ready([connection]) else []
         if wait.look(missing, note):
             raise wait.lost(missing, note)

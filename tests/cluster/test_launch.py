@@ -115,16 +115,16 @@ def test_every_line_has_its_worker_before_it_and_is_in_a_file_of_the_worker(
     launched = start(source, "--workers=2", f"--log_dir={logs}")
     assert launched.process.wait(30) == 0
     assert sorted(launched.out.read_bytes().splitlines()) == [
-        b"[0] \xff no end",
         b"[0] out 0",
-        b"[1] \xff no end",
+        b"[0] \xff no end",
         b"[1] out 1",
+        b"[1] \xff no end",
     ]
     assert sorted(launched.err.read_text().splitlines()) == ["[0] err 0", "[1] err 1"]
     for i in (0, 1):
         first, *lines = (logs / f"worker-{i}.log").read_bytes().splitlines()
         assert re.fullmatch(rb"--- start 1, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", first)
-        assert sorted(lines) == [b"\xff no end", f"err {i}".encode(), f"out {i}".encode()]
+        assert sorted(lines) == [f"err {i}".encode(), f"out {i}".encode(), b"\xff no end"]
     assert launched.left() == []
 
 
