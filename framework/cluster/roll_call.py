@@ -179,13 +179,13 @@ def _call(cluster: Cluster, listener: socket.socket, wait: _Wait) -> None:
                 if lines == []:
                     continue
                 unknown.remove(peer)
-                index = _hello(lines[0] if lines else "", count)
-                if isinstance(index, int):
-                    present[index] = peer  # a worker that calls again has lost its first connection
+                said = _hello(lines[0] if lines else "", count)
+                if isinstance(said, int):
+                    present[said] = peer  # a worker that calls again has lost its first connection
                     told = -1
                     continue
-                if index:
-                    peer.send(f"no {index}")
+                if said:
+                    peer.send(f"no {said}")
                 peer.connection.close()
         for peer in present.values():
             peer.send("go")
