@@ -23,6 +23,7 @@ from framework.errors import ConfigError, PeerLost
 _HELLO = "lockstep 1"
 _LONGEST = 200_000  # bytes of a line: 16,384 indices fit
 _TICK = 0.2  # seconds between two looks
+_SLACK = 2.0  # seconds that the others wait longer than worker 0, which knows best who is missing
 _WAIT_LINE = (10.0, 30.0)  # seconds until the first line for people, and between two of them
 
 
@@ -100,15 +101,21 @@ class _Wait:
     def __init__(self, cluster: Cluster, limit: float, say: Callable[[str], None], clock: Callable[[], float]):
         self._cluster, self._limit, self._say, self._clock = cluster, limit, say, clock
         self._start = clock()
+        self._until = self._start + limit
         self._next = _WAIT_LINE[0]
 
     def look(self, missing: list[int], note: str = "") -> bool:
         """Says who is missing when that is due; True: the limit is reached."""
-        waited = self._clock() - self._start
+        now = self._clock()
+        waited = now - self._start
         if waited >= self._next:
             self._next = waited + _WAIT_LINE[1]
             self._say(f"waiting for {self._names(missing)}{note}; {waited:.0f} s so far")
-        return 0 < self._limit <= waited
+        return self._limit > 0 and now >= self._until
+
+    def heard(self) -> None:
+        """Worker 0 is there and has its own limit, which cannot have begun later than now: it is the first to end."""
+        self._until = max(self._until, self._clock() + self._limit + _SLACK)
 
     def lost(self, missing: list[int], note: str = "") -> PeerLost:
         """The error that names them."""
@@ -236,6 +243,7 @@ def _answer(cluster: Cluster, wait: _Wait) -> None:
                         stranger = True
                         break
                     missing, note = _indices(rest, cluster) or [0], ""
+                    wait.heard()
                     if word == "gone":
                         raise wait.lost(missing)
                 if stranger or wait.look(missing, note):

@@ -18,6 +18,7 @@ _TICK = 0.05  # seconds between two looks at who has ended
 _REST = 1.0  # seconds in which the last output of a worker that ended is read; something it left may hold it open
 # Codes that no signal and no lost peer can bring about: they say more than an earlier one of another worker.
 _TELLING = (2, 3)
+_STOPPED = (5, 130)  # ended in good order after SIGTERM, after SIGINT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,9 @@ class Gang:
         if got and not self._asked:
             self._asked = True
             self._send(got[0])
-        if self._failed and self._deadline is None:
+        # A worker that stopped as asked says nothing against the others: the chief may still be writing its checkpoint.
+        in_order = bool(got) and all(child.code in _STOPPED for child in self._failed)
+        if self._failed and not in_order and self._deadline is None:
             self._deadline = now + self._grace
             if not self._asked:
                 self._asked = True

@@ -228,6 +228,23 @@ def test_a_signal_is_passed_on_and_nothing_is_started_again(
     assert (starts(launched, 0), starts(launched, 1)) == (1, 1)
 
 
+def test_a_worker_that_still_saves_is_not_cut_short_by_one_that_has_stopped(start: Callable[..., Launched]) -> None:
+    source = SAVES.replace("time.sleep(0.2)", "time.sleep(0 if me else 1)")
+    launched = start(source, "--workers=2", "--grace=0.1")
+    launched.wait_for("ready", 2)
+    launched.process.send_signal(signal.SIGTERM)
+    done = launched.end()
+    assert done.code == 5 and "[0] saved after 15" in done.stdout
+
+
+def test_a_worker_that_fails_while_the_others_stop_ends_them(start: Callable[..., Launched]) -> None:
+    source = SAVES.replace("time.sleep(0.2)", "time.sleep(100) if me == 0 else sys.exit(1)")
+    launched = start(source, "--workers=2", "--grace=0.1")
+    launched.wait_for("ready", 2)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end().code == 1
+
+
 def test_a_second_signal_kills(start: Callable[..., Launched]) -> None:
     source = """
 signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
