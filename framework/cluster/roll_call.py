@@ -4,12 +4,14 @@ Each worker holds its own port meanwhile, so that a port that another program ha
 the others connect to it and stay until it says ``go``. What crosses are short lines of text:
 
     worker I -> worker 0    lockstep 1 I N        its index and the number of workers it knows of
-    worker 0 -> worker I    wait 2,3 | gone 2,3 | no REASON | go
+                            lockstep taken I N    the same, but its port is taken, so it will not come
+    worker 0 -> worker I    wait 2,3 | gone 2,3 | taken I | no REASON | go
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import selectors
 import socket
 import sys
@@ -20,9 +22,12 @@ from typing import Any
 from framework.cluster.addresses import Cluster, short
 from framework.errors import ConfigError, PeerLost
 
-_HELLO = "lockstep 1"
+_HELLO, _TAKEN = "lockstep 1", "lockstep taken"
 _LONGEST = 200_000  # bytes of a line: 16,384 indices fit
 _TICK = 0.2  # seconds between two looks
+_TELL = 5.0  # seconds in which a worker whose port is taken tries to tell worker 0
+_SILENT = 5.0  # seconds after which what answers at the address of worker 0 and says nothing is not worker 0
+_STRANGER = 30.0  # seconds that such a program may be there: an earlier run may be about to end
 _SLACK = 2.0  # seconds that the others wait longer than worker 0, which knows best who is missing
 _WAIT_LINE = (10.0, 30.0)  # seconds until the first line for people, and between two of them
 
@@ -60,17 +65,23 @@ def roll_call(
 
     Raises:
       PortTaken: the port of this worker is in use.
-      PeerLost: some did not come within the limit; the message names them.
+      PeerLost: some did not come within the limit, or cannot because their port is taken, or for half a minute another
+        program answers at the address of worker 0; the message names them.
       ConfigError: another worker was told of another number of workers.
     """
-    with _held(cluster.workers[cluster.index]) as listener:
-        if cluster.num_workers == 1:
-            return
-        wait = _Wait(cluster, limit, say or _say, clock)
-        if cluster.index == 0:
-            _call(cluster, listener, wait)
-        else:
-            _answer(cluster, wait)
+    try:
+        with _held(cluster.workers[cluster.index]) as listener:
+            if cluster.num_workers == 1:
+                return
+            wait = _Wait(cluster, limit, say or _say, clock)
+            if cluster.index == 0:
+                _call(cluster, listener, wait)
+            else:
+                _answer(cluster, wait)
+    except PortTaken:
+        if cluster.index:
+            _tell(cluster)
+        raise
 
 
 def _say(line: str) -> None:
@@ -93,6 +104,29 @@ def _held(address: str) -> Iterator[socket.socket]:
         raise PortTaken(address) from error
     with listener:
         yield listener
+
+
+def _tell(cluster: Cluster) -> None:
+    """Tells worker 0 that this one will not come, so that nobody waits for it."""
+    end = time.monotonic() + _TELL
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), _connection(cluster) as connection:
+            connection.sendall(f"{_TAKEN} {cluster.index} {cluster.num_workers}\n".encode())
+            return
+        time.sleep(_TICK)
+
+
+def _connection(cluster: Cluster) -> socket.socket:
+    """To worker 0."""
+    host, _, port = cluster.workers[0].rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=1.0)
+
+
+def _cannot_come(cluster: Cluster, index: int) -> PeerLost:
+    return PeerLost(
+        f"{cluster.name(index)} cannot start: its address is taken by another program on its machine; end that, or "
+        "give all workers another port for it"
+    )
 
 
 class _Wait:
@@ -164,12 +198,17 @@ def _call(cluster: Cluster, listener: socket.socket, wait: _Wait) -> None:
     unknown: list[_Peer] = []
     present: dict[int, _Peer] = {}
     told = -1
+    away: int | None = None  # a worker that cannot come
+    linger = math.inf  # until then the others are told of it
     with contextlib.ExitStack() as stack:
         while len(present) < count - 1:
             missing = [i for i in range(1, count) if i not in present]
             if len(present) != told:
                 told = len(present)
-                _drop(present, [i for i, peer in present.items() if not peer.send(f"wait {_joined(missing)}")])
+                line = f"wait {_joined(missing)}" if away is None else f"taken {away}"
+                _drop(present, [i for i, peer in present.items() if not peer.send(line)])
+            if away is not None and (missing == [away] or time.monotonic() >= linger):
+                raise _cannot_come(cluster, away)
             if wait.look(missing):
                 for peer in present.values():
                     peer.send(f"gone {_joined(missing)}")
@@ -187,6 +226,10 @@ def _call(cluster: Cluster, listener: socket.socket, wait: _Wait) -> None:
                     continue
                 unknown.remove(peer)
                 said = _hello(lines[0] if lines else "", count)
+                if lines and lines[0].startswith(_TAKEN):
+                    its = _hello(lines[0].replace(_TAKEN, _HELLO), count)
+                    if isinstance(its, int):
+                        away, linger, told = its, time.monotonic() + _TELL, -1
                 if isinstance(said, int):
                     present[said] = peer  # a worker that calls again has lost its first connection
                     told = -1
@@ -216,42 +259,64 @@ def _hello(line: str, count: int) -> int | str:
 
 def _answer(cluster: Cluster, wait: _Wait) -> None:
     """What the other workers do."""
-    host, _, port = cluster.workers[0].rpartition(":")
-    missing, note = [0], ""
+    strange_since: float | None = None
+    note: str | None = ""
     while True:
         try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), timeout=1.0)
+            with _connection(cluster) as connection:
+                note = _listen(cluster, connection, wait, note or "")
         except OSError as error:  # not there yet, or its name is not known yet
-            missing, note = [0], f" ({error.strerror or error})"
-            if wait.look(missing, note):
-                raise wait.lost(missing, note) from None
-            time.sleep(_TICK)
-            continue
-        with connection:
-            peer = _Peer(connection)
-            lines: Any = [] if peer.send(f"{_HELLO} {cluster.index} {cluster.num_workers}") else None
-            stranger = False
-            while lines is not None and not stranger:
-                for line in lines:
-                    word, _, rest = line.partition(" ")
-                    if word == "go":
-                        return
-                    if word == "no":
-                        raise ConfigError(f"{rest}; give all workers the same, for example --workers=a:2222,b:2222")
-                    if word not in ("wait", "gone"):
-                        missing, note = [0], f" (what answers at its address says {short(line[:40])})"
-                        stranger = True
-                        break
-                    missing, note = _indices(rest, cluster) or [0], ""
-                    wait.heard()
-                    if word == "gone":
-                        raise wait.lost(missing)
-                if stranger or wait.look(missing, note):
-                    break
-                lines = peer.lines() if _ready([connection]) else []
-        if wait.look(missing, note):
-            raise wait.lost(missing, note)
+            note, strange_since = f" ({error.strerror or error})", None
+        if note is None:
+            return
+        now = time.monotonic()
+        if note.startswith(_SAYS):
+            strange_since = now if strange_since is None else strange_since
+            if now - strange_since >= _STRANGER:
+                raise PeerLost(f"{cluster.name(0)} is not there{note}; start it, or end that other program")
+        else:
+            strange_since = None
+        if wait.look([0], note):
+            raise wait.lost([0], note)
         time.sleep(_TICK)
+
+
+_SAYS = " (what answers at its address says "
+
+
+def _listen(cluster: Cluster, connection: socket.socket, wait: _Wait, note: str) -> str | None:
+    """Goes by what worker 0 says; None: go. Else the connection is over: a note on what is there instead.
+
+    Args:
+      note: of the connection before, for the message while nothing has been heard on this one.
+    """
+    peer = _Peer(connection)
+    lines: Any = [] if peer.send(f"{_HELLO} {cluster.index} {cluster.num_workers}") else None
+    silent_at: float | None = time.monotonic() + _SILENT
+    missing = [0]
+    while lines is not None:
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            if word == "go":
+                return None
+            if word == "no":
+                raise ConfigError(f"{rest}; give all workers the same, for example --workers=a:2222,b:2222")
+            indices = _indices(rest, cluster)
+            if word not in ("wait", "gone", "taken") or not indices:
+                return f"{_SAYS}{short(line[:40])})"
+            if word == "taken":
+                raise _cannot_come(cluster, indices[0])
+            missing, silent_at = indices, None
+            wait.heard()
+            if word == "gone":
+                raise wait.lost(missing)
+        if silent_at is not None and time.monotonic() >= silent_at:
+            return f"{_SAYS}nothing)"
+        known = note if silent_at is not None else ""
+        if wait.look(missing, known):
+            raise wait.lost(missing, known)
+        lines = peer.lines() if _ready([connection]) else []
+    return "" if silent_at is None else f"{_SAYS}nothing)"
 
 
 def _ready(sockets: list[socket.socket]) -> list[socket.socket]:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import train
 from framework import RunConfig
+from framework.cluster import roll_call as module
 from framework.cluster import strategy
 from framework.cluster.addresses import Cluster
 from framework.cluster.roll_call import PortTaken, roll_call, taken_mark
@@ -149,8 +150,9 @@ def test_strangers_at_the_door_of_worker_0_keep_nobody_out(addresses: Callable[[
 
 @pytest.mark.parametrize("listening", [True, False])
 def test_c095_a_port_that_is_taken_is_named_at_once(
-    listening: bool, addresses: Callable[[int], tuple[str, ...]]
+    listening: bool, addresses: Callable[[int], tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "_TELL", 0.2)  # worker 0 is not there
     workers = addresses(2)
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(workers[1].rpartition(":")[2])))
@@ -160,6 +162,43 @@ def test_c095_a_port_that_is_taken_is_named_at_once(
         with pytest.raises(PortTaken, match=taken_mark(workers[1])) as caught:
             roll_call(Cluster(workers, 1), 30)
     assert time.monotonic() - start < 2 and caught.value.exit_code == 2
+
+
+def test_c095_all_end_when_the_port_of_one_is_taken(addresses: Callable[[int], tuple[str, ...]]) -> None:
+    workers = addresses(3)
+    start = time.monotonic()
+    with socket.create_server(("127.0.0.1", int(workers[1].rpartition(":")[2]))):
+        first, second, third = meet([Cluster(workers, i) for i in range(3)], 0.0)
+    assert isinstance(second, PortTaken)
+    assert isinstance(first, PeerLost) and f"worker 1 ({workers[1]}) cannot start: its address is taken" in str(first)
+    assert isinstance(third, PeerLost)
+    assert time.monotonic() - start < 9
+
+
+@pytest.mark.parametrize(("answer", "said"), [(b"SSH-2.0\n", "says 'SSH-2.0'"), (b"", "says nothing")])
+def test_c095_another_program_at_the_address_of_worker_0_ends_the_wait(
+    answer: bytes, said: str, addresses: Callable[[int], tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STRANGER", 0.5)
+    monkeypatch.setattr(module, "_SILENT", 0.3)
+    workers = addresses(2)
+    kept: list[socket.socket] = []
+
+    def stranger(server: socket.socket) -> None:
+        while True:
+            try:
+                kept.append(server.accept()[0])
+                kept[-1].sendall(answer)
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", int(workers[0].rpartition(":")[2]))) as server:
+        threading.Thread(target=stranger, args=(server,), daemon=True).start()
+        (error,) = meet([Cluster(workers, 1)], 0.0)
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+    assert isinstance(error, PeerLost) and f"worker 0 ({workers[0]}) is not there" in str(error) and said in str(error)
 
 
 # --- as a user sees it ---------------------------------------------------------------------------------------------
@@ -191,6 +230,7 @@ def test_c095_the_command_line_ends_with_2_and_names_the_address(
     capsys: pytest.CaptureFixture[str],
     addresses: Callable[[int], tuple[str, ...]],
 ) -> None:
+    monkeypatch.setattr(module, "_TELL", 0.2)
     workers = addresses(2)
     with socket.create_server(("127.0.0.1", int(workers[1].rpartition(":")[2]))):
         assert run(tmp_path, monkeypatch, workers, 1) == 2
