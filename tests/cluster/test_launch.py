@@ -42,6 +42,9 @@ def once(name):
         return True
     except FileExistsError:
         return False
+def wait_for_0():
+    "Until worker 0 has counted its start"
+    while not ((here / "starts-0").exists() and (here / "starts-0").read_text()): time.sleep(0.01)
 def count():
     with open(here / f"starts-{me}", "a") as file:
         file.write("x")
@@ -283,7 +286,9 @@ def test_a_killed_worker_is_started_again_with_its_peers(
 ) -> None:
     source = """
 count()
-if me == 1 and once("killed"): os.kill(os.getpid(), signal.SIGKILL)
+if me == 1 and once("killed"):
+    wait_for_0()
+    os.kill(os.getpid(), signal.SIGKILL)
 if not (here / "killed").exists() or len((here / "starts-0").read_text()) < 2: time.sleep(100)
 print("done")
 """
@@ -324,6 +329,7 @@ def test_c095_a_port_that_is_taken_brings_other_ports_and_is_no_restart(start: C
 count()
 mine = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][me]
 if me == 1 and once("taken"):
+    wait_for_0()
     print(f"error: the address {mine} is taken: by a test", file=sys.stderr)
     sys.exit(2)
 if not (here / "taken").exists() or len((here / "starts-0").read_text()) < 2: time.sleep(100)
