@@ -117,12 +117,24 @@ class RunConfig:
         0, "cluster", "Replicas per worker; 0: all devices. On CPU: that many logical devices.", low=0
     )
     cluster: str = _option(
-        "auto", "cluster", "Where worker addresses come from.", choices=("auto", "none", "tf_config", "flags")
+        "auto",
+        "cluster",
+        "Where worker addresses come from. auto: --workers, TF_CONFIG, or a step of Slurm's srun. See docs.",
+        choices=("auto", "none", "tf_config", "slurm", "kubernetes", "flags"),
     )
-    workers: str = _option("", "cluster", "host:port of every worker, comma separated, in the order of their index.")
-    worker_index: int | None = _option(None, "cluster", "Index of this process in --workers.", low=0)
+    workers: str = _option(
+        "",
+        "cluster",
+        "host:port of every worker, comma separated, in the order of their index; gpu[01-04]:2222 is four of them.",
+    )
+    worker_index: int | None = _option(
+        None, "cluster", "Index of this process in --workers; kubernetes: from the environment.", low=0
+    )
+    worker_port: int = _option(
+        0, "cluster", "slurm: port of a node's first task, the next has the next; 0: by job.", low=0, high=65535
+    )
     collective_timeout: float = _option(
-        0.0, "cluster", "Seconds a collective may wait for other workers; 0: no limit.", low=0.0
+        0.0, "cluster", "Seconds a collective, or the start, may wait for other workers; 0: no limit.", low=0.0
     )
     all_reduce: str = _option(
         "auto",
@@ -406,15 +418,17 @@ def _check_pairs(c: RunConfig) -> None:
             f"schedule={c.schedule} with schedule_boundaries={c.schedule_boundaries!r}: the step schedule, and only "
             "it, needs boundaries; for example --schedule=step --schedule_boundaries=3000,6000"
         )
-    if (c.worker_index is None) != (not c.workers):
+    if (c.worker_index is None) != (not c.workers or c.cluster == "kubernetes"):
         raise ConfigError(
-            f"workers={c.workers!r} with worker_index={c.worker_index}: give both, "
-            "for example --workers=a:2222,b:2222 --worker_index=0"
+            f"workers={c.workers!r} with worker_index={c.worker_index}: give both, for example "
+            "--workers=a:2222,b:2222 --worker_index=0; --cluster=kubernetes takes no index"
         )
     if c.cluster == "flags" and not c.workers:
         raise ConfigError("cluster=flags without workers: pass --workers=a:2222,b:2222 --worker_index=0")
-    if c.workers and c.cluster not in ("auto", "flags"):
+    if c.workers and c.cluster not in ("auto", "flags", "kubernetes"):
         raise ConfigError(f"cluster={c.cluster} with workers={c.workers!r}: pass --cluster=flags or leave it out")
+    if c.worker_port and c.cluster not in ("auto", "slurm"):
+        raise ConfigError(f"worker_port={c.worker_port} with cluster={c.cluster}: pass --cluster=slurm or leave it out")
     parse_formats(c.export_formats)
     parse_best(c.keep_best)
     parse_condition(c.stop_when)

@@ -36,6 +36,7 @@ _CLUSTER_VARIABLES = (
     "SLURM_JOB_NODELIST",
     "SLURM_STEP_NODELIST",
     "SLURM_NTASKS",
+    "SLURM_TASKS_PER_NODE",
     "SLURM_NNODES",
     "SLURM_PROCID",
     "SLURM_LOCALID",
@@ -140,7 +141,7 @@ def examine(
         if tasks.isdigit() and int(tasks) > 1 and not cluster.workers:
             warnings.append(
                 f"SLURM_NTASKS={tasks} but no cluster follows from the settings: every task would train alone; "
-                "set TF_CONFIG, or pass --workers and --worker_index"
+                "start it with srun, set TF_CONFIG, or pass --workers and --worker_index"
             )
         if devices is not None:
             has_tpu = hardware.tpu is not None and hardware.tpu.problem is None

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+
+from framework.launcher.ports import HeldPorts
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -43,12 +44,10 @@ class Finished(NamedTuple):
 
 
 def _ports(count: int) -> list[int]:
-    # All sockets are open at once, so the ports differ.
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+    # All are held at once, so they differ; and no outgoing connection takes one while a worker loads TensorFlow.
+    held = HeldPorts(count)
+    held.close()
+    return [int(address.rpartition(":")[2]) for address in held.addresses]
 
 
 def _alive(groups: set[int]) -> list[int]:

@@ -86,6 +86,7 @@ def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[An
         "schedule_boundaries": ["--schedule=step", "--schedule_boundaries=3"],
         "nesterov": ["--nesterov", "--optimizer=sgd"],
         "cluster": ["--cluster=none"],
+        "worker_port": ["--worker_port=7000", "--cluster=slurm"],
         "keep_best": ["--keep_best=loss:min"],
         "keep_every": ["--keep_every=6", "--checkpoint_every=3"],
         "init_from": ["--init_from=runs/other"],

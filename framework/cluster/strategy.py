@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from framework.cluster.cluster import Cluster
+from framework.cluster.addresses import Cluster
+from framework.cluster.roll_call import PortTaken, roll_call
 from framework.config import RunConfig
 from framework.errors import ConfigError
 
@@ -35,6 +36,7 @@ class Choice:
     num_replicas: int  # on this worker; 0 for a TPU, whose size is known only after connecting
     all_reduce: str  # the algorithm, 'auto' resolved; 'none' where nothing is reduced by the framework's choice
     reason: str
+    first_gpu: int = 0  # of this worker, where it sees those of its neighbours on the machine too
 
     def describe(self) -> str:
         """One line for people."""
@@ -43,7 +45,7 @@ class Choice:
         return f"strategy: {self.kind}, {count} on {self.device.upper()} ({self.reason}); all-reduce: {self.all_reduce}"
 
 
-def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) -> Choice:
+def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool, gpus_per_worker: int = 0) -> Choice:
     """Chooses the strategy; nothing is started.
 
     Args:
@@ -51,10 +53,22 @@ def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) ->
       cluster: who takes part.
       num_gpus: GPUs that TensorFlow can see in this process.
       has_tpu: whether a TPU was found.
+      gpus_per_worker: a worker's share, in the order of the workers on its machine, where TensorFlow can see more than
+        that; 0: not said, all are this worker's.
 
     Raises:
       ConfigError: the request is impossible here.
     """
+    first_gpu = 0
+    if 0 < gpus_per_worker < num_gpus:
+        first_gpu = cluster.local_index * gpus_per_worker
+        if first_gpu + gpus_per_worker > num_gpus:
+            raise ConfigError(
+                f"{num_gpus} GPUs are visible but worker {cluster.local_index} of this machine should have "
+                f"{gpus_per_worker} from number {first_gpu} on; for example srun --gpus-per-task=1 --ntasks-per-node=4 "
+                "on a machine with 4 GPUs"
+            )
+        num_gpus = gpus_per_worker
     device = config.device
     if device == "auto":
         may_be_tpu = has_tpu and config.strategy in ("auto", "tpu")
@@ -94,7 +108,14 @@ def choose(config: RunConfig, cluster: Cluster, num_gpus: int, has_tpu: bool) ->
             f"{', '.join(['auto', *(p for p in possible if p != 'none')])}; pass one of these"
         )
     algorithm = possible[0] if config.all_reduce == "auto" else config.all_reduce
-    return Choice(kind=kind, device=device, num_replicas=replicas, all_reduce=algorithm, reason=reason)
+    return Choice(
+        kind=kind,
+        device=device,
+        num_replicas=replicas,
+        all_reduce=algorithm,
+        reason=reason,
+        first_gpu=first_gpu if device == "gpu" else 0,
+    )
 
 
 def _kind(config: RunConfig, cluster: Cluster, device: str, replicas: int) -> tuple[str, str]:
@@ -138,7 +159,7 @@ def configure_devices(choice: Choice, config: RunConfig) -> None:
     if choice.device == "gpu":
         # Read by TensorFlow when it opens the devices, so it has to be in the environment before.
         os.environ.setdefault("TF_GPU_THREAD_MODE", config.gpu_thread_mode)
-        used = gpus[: choice.num_replicas]
+        used = gpus[choice.first_gpu : choice.first_gpu + choice.num_replicas]
         _early("the visible GPUs", tf.config.set_visible_devices, used, "GPU")
         for gpu in used:  # all of them: TensorFlow refuses growth that differs between devices
             if not tf.config.experimental.get_memory_growth(gpu):
@@ -174,6 +195,7 @@ def build(choice: Choice, config: RunConfig, cluster: Cluster) -> Any:
 
     Raises:
       ConfigError: the server of this worker cannot be started, or ops were run before.
+      PeerLost: with several workers: some did not come within ``collective_timeout`` seconds.
     """
     import tensorflow as tf
 
@@ -201,12 +223,18 @@ def build(choice: Choice, config: RunConfig, cluster: Cluster) -> Any:
         # Without this TensorFlow takes a worker for one without GPUs.
         num_accelerators={"GPU": choice.num_replicas} if choice.device == "gpu" else {},
     )
+    # TensorFlow itself would wait for peers without a word and without a limit.
+    roll_call(cluster, config.collective_timeout)
     several = _cpu_devices(choice.num_replicas) if choice.device == "cpu" else contextlib.nullcontext()
     try:
         with several:
             return tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=resolver, communication_options=communication_options(choice, config)
             )
+    except tf.errors.OpError as error:
+        if "Could not start gRPC server" not in str(error):
+            raise
+        raise PortTaken(cluster.workers[cluster.index]) from error  # between the roll call and TensorFlow's server
     except RuntimeError as error:
         raise ConfigError(
             "the multi-worker strategy must be made before TensorFlow's first op; make the Trainer first "

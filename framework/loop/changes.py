@@ -12,7 +12,16 @@ from framework.errors import ConfigError
 # How fast, how long, on what and with which batch may change, and is said.
 _IDENTITY = ("seed", "optimizer")
 # Of the command, or of no account for the training.
-_PASSED_OVER = ("run_dir", "resume", "resume_anyway", "worker_index", "workers", "progress", "num_replicas")
+_PASSED_OVER = (
+    "run_dir",
+    "resume",
+    "resume_anyway",
+    "worker_index",
+    "worker_port",
+    "workers",
+    "progress",
+    "num_replicas",
+)
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -74,6 +74,7 @@ def settings(trainer: Trainer, run_id: str) -> dict[str, Any]:
         | {"num_replicas": trainer.strategy.num_replicas_in_sync, "reason": choice.reason},
         "all_reduce_packs": trainer.stepper.packs,
         "workers": list(trainer.cluster.workers),
+        "cluster_source": trainer.cluster.source,
         "versions": versions(),
         "command": sys.argv,
     }

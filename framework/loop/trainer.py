@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 from framework import optimizers
 from framework.checkpoint.names import trainable_variables, variable_names
 from framework.cluster import cluster as clusters
-from framework.cluster import devices
+from framework.cluster import devices, slurm
 from framework.cluster import strategy as strategies
 from framework.config import RunConfig
 from framework.errors import ConfigError
@@ -415,4 +416,5 @@ class Trainer:
 def _choose(config: RunConfig, cluster: clusters.Cluster) -> strategies.Choice:
     gpus = len(tf.config.list_physical_devices("GPU")) if config.device in ("auto", "gpu") else 0
     may_be_tpu = config.device in ("auto", "tpu") and config.strategy in ("auto", "tpu")
-    return strategies.choose(config, cluster, gpus, may_be_tpu and devices.tpu_in_environment())
+    share = slurm.gpus_per_task(os.environ) if cluster.source == slurm.SOURCE else 0
+    return strategies.choose(config, cluster, gpus, may_be_tpu and devices.tpu_in_environment(), share)

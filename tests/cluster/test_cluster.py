@@ -1,4 +1,4 @@
-"""Who takes part: TF_CONFIG and flags, well formed and not."""
+"""Who takes part: TF_CONFIG and flags, well formed and not. The long form of the generated cases: ``-m slow``."""
 
 from __future__ import annotations
 
@@ -183,16 +183,22 @@ _task = st.fixed_dictionaries(
 _values = st.fixed_dictionaries({}, optional={"cluster": _groups, "task": _task | _plain | st.lists(_junk, max_size=2)})
 
 
-@settings(max_examples=200, deadline=None)
-@given(text=st.text(max_size=40) | (_values | _junk).map(json.dumps))
-def test_any_tf_config_gives_a_cluster_or_a_config_error(text: str) -> None:
-    try:
-        cluster = resolve(RunConfig(), {"TF_CONFIG": text})
-    except ConfigError as error:
-        assert "TF_CONFIG" in str(error)
-        return
-    assert 0 <= cluster.index < cluster.num_workers
-    assert len(set(cluster.workers)) == len(cluster.workers)
+@pytest.mark.parametrize(
+    "examples", [pytest.param(200, id="short"), pytest.param(8000, id="long", marks=pytest.mark.slow)]
+)
+def test_any_tf_config_gives_a_cluster_or_a_config_error(examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, database=None)
+    @given(text=st.text(max_size=40) | (_values | _junk).map(json.dumps))
+    def check(text: str) -> None:
+        try:
+            cluster = resolve(RunConfig(), {"TF_CONFIG": text})
+        except ConfigError as error:
+            assert "TF_CONFIG" in str(error) and SAMPLE in str(error) and "\n" not in str(error)
+            return
+        assert 0 <= cluster.index < cluster.num_workers
+        assert len(set(cluster.workers)) == len(cluster.workers)
+
+    check()
 
 
 # --- C091 ----------------------------------------------------------------------------------------------------------

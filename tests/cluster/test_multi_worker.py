@@ -106,8 +106,9 @@ def test_b30_two_workers_train_as_one_device(one_device: Path, gang: Gang) -> No
 
 def test_c091_the_first_lines_name_workers_index_and_replicas(gang: Gang) -> None:
     lines = gang.done[0].stdout.splitlines()
-    workers = json.loads((gang.run_dir / "config.json").read_text())["workers"]
-    assert len(workers) == 2
+    settings = json.loads((gang.run_dir / "config.json").read_text())
+    workers = settings["workers"]
+    assert (len(workers), settings["cluster_source"]) == (2, "TF_CONFIG")
     assert f"cluster: worker 0 of 2 ({', '.join(workers)}), from TF_CONFIG" in lines
     assert "batch: 32 examples a step = 2 replicas x 16; any split is exact" in lines
     assert any(
