@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from framework.cluster.lost import as_peer_lost
 from framework.config import parse_condition
 from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
@@ -132,7 +133,7 @@ class Run:
         self._ledger.start()
         started: list[Any] = []
         try:
-            with self._signals.listening():
+            with self._signals.listening(), as_peer_lost(t.cluster, self.saving.how_far):
                 for hook in [*self._log, *self._early(), *(s.hook for s, _ in hooks)]:
                     if isinstance(hook, Hook):
                         hook.begin(t)

@@ -63,6 +63,11 @@ class Saving:
         """Step of the newest checkpoint."""
         return self._store.latest() if self._store is not None else None
 
+    def how_far(self) -> str:
+        """The step reached and the step saved, for a message."""
+        saved = self.latest
+        return f"at step {self._trainer.step}; " + ("nothing is saved" if saved is None else f"step {saved} is saved")
+
     # --- the start -----------------------------------------------------------------------------------------------
 
     def restore(self, claim: Callable[[], bool], *, training: bool) -> list[str]:

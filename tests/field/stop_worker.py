@@ -1,6 +1,7 @@
-"""One worker of a gang, one of which gets SIGTERM at a given moment: python tests/field/stop_worker.py OUT MOMENT.
+"""One worker of a gang, one of which gets a signal at a given moment: python tests/field/stop_worker.py OUT MOMENT.
 
-MOMENT: ``step`` (between two inner loops), ``evaluation``, ``compile`` (while the step is traced), or ``none``.
+MOMENT: ``step`` (between two inner loops), ``evaluation``, ``compile`` (while the step is traced): SIGTERM; ``kill`` or
+``freeze``: SIGKILL or SIGSTOP between two inner loops; or ``none``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 import numpy as np
 import tensorflow as tf
 
-from framework import AtSteps, LossOutput, Preempted, RunConfig, Scheduled, Trainer, optimizers
+from framework import AtSteps, LossOutput, PeerLost, Preempted, RunConfig, Scheduled, Trainer, optimizers
 from input_pipelines import from_arrays
 
 STEPS = 60
@@ -51,11 +52,11 @@ class Stopped(Trainer):
         return LossOutput(loss=model.w * batch)
 
     def hooks(self) -> Sequence[Scheduled]:
-        return [Scheduled(AtSteps([13]), lambda step, values: self._stop("step"))]
+        return [Scheduled(AtSteps([13]), lambda step, values: [self._stop(m) for m in ("step", "kill", "freeze")])]
 
     def _stop(self, moment: str) -> None:
         if moment == self.moment and self.cluster.index == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}.get(moment, signal.SIGTERM))
 
 
 def main(out: pathlib.Path, moment: str) -> int:
@@ -69,11 +70,13 @@ def main(out: pathlib.Path, moment: str) -> int:
         log_every=1,
         eval_every=20,
         steps_per_loop=4,
+        checkpoint_every=10,
+        collective_timeout=15 if moment == "freeze" else 0,
         tensorboard=False,
     )
     try:
         Stopped(config).train()
-    except Preempted as error:
+    except (Preempted, PeerLost) as error:
         print(error, flush=True)
         return error.exit_code
     return 0

@@ -1,9 +1,10 @@
-"""Field case C099, and a limit of time: a worker that is to stop takes the others with it, behind the same step."""
+"""Field cases C096 and C099, and a limit of time: workers that stop, or are lost, and what the others do."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,18 @@ def test_c099_a_signal_to_one_worker_saves_one_step_and_ends_both_with_5(
     assert [a.code for a in again] == [0, 0], again[0].stderr[-2000:]
     steps = column(tmp_path / "run", "step")
     assert steps == list(range(1, STEPS + 1))
+
+
+def test_c096_a_worker_that_dies_is_named_and_the_run_goes_on_from_its_checkpoint(
+    run_workers: Callable[..., list[Any]], tmp_path: pathlib.Path
+) -> None:
+    first, second = run_workers(2, str(tmp_path), "kill", script="tests/field/stop_worker.py", timeout=150)
+    assert (first.code, second.code) == (4, -signal.SIGKILL), first.stderr[-3000:]
+    assert "worker 1 (127.0.0.1:" in first.stdout and "is lost or hangs at step" in first.stdout
+    assert "step 10 is saved; start all workers again" in first.stdout
+    again = run_workers(2, str(tmp_path), "none", script="tests/field/stop_worker.py", timeout=150)
+    assert [a.code for a in again] == [0, 0], again[0].stderr[-2000:]
+    assert column(tmp_path / "run", "step") == list(range(1, STEPS + 1))
 
 
 class Clock:
