@@ -124,8 +124,8 @@ class ReplicaCheck:
         last = "it never passed" if self._passed_at is None else f"it last passed at step {self._passed_at}"
         where = f"; details: {path}" if path else ""
         return (
-            f"{what}{alone} (check of replicas; {last}){where}. Look for an assignment outside the step, a seed or data "
-            "of a replica's own, or a faulty device; go on from a checkpoint of the step it last passed at, or before"
+            f"{what}{alone} (check of replicas; {last}){where}. Look for an assignment outside the step, a seed or "
+            "data of one replica's own, or a faulty device; go on from a checkpoint of the last step that passed, or older"
         )
 
     def _who(self, replica: int) -> str:
