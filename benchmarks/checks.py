@@ -94,9 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in args.cases.split(","):
         case = cases[name] = {"load": machine.load(), **measure(CASES[name], args.rounds, args.steps)}
         print(
-            f"{name}: {case['variables']} variables, {case['megabytes']} MB a replica; a step {case['step_ms']} ms, a check "
-            f"{case['check_ms']} ms ({case['check_in_steps']} steps; every 1000 steps {case['share_every_1000']:.1e} of "
-            f"the time); the first one, with tracing, {case['first_check_ms']} ms",
+            f"{name}: {case['variables']} variables, {case['megabytes']} MB a replica; a step {case['step_ms']} ms, "
+            f"a check {case['check_ms']} ms ({case['check_in_steps']} steps; every 1000 steps "
+            f"{case['share_every_1000']:.1e} of the time); the first one, with tracing, {case['first_check_ms']} ms",
             flush=True,
         )
     if args.out:

@@ -125,7 +125,7 @@ class ReplicaCheck:
         where = f"; details: {path}" if path else ""
         return (
             f"{what}{alone} (check of replicas; {last}){where}. Look for an assignment outside the step, a seed or "
-            "data of one replica's own, or a faulty device; go on from a checkpoint of the last step that passed, or older"
+            "data of one replica's own, or a faulty device; go on from a checkpoint of the last passed step, or older"
         )
 
     def _who(self, replica: int) -> str:
