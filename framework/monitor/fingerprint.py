@@ -63,17 +63,21 @@ def numbers_per_element(dtype: tf.DType) -> int:
     return 1 if dtype == tf.bool else max(1, dtype.size // 4)
 
 
-def row_hashes(numbers: tf.Tensor, key: Any) -> tf.Tensor:
+def column_weights(key: Any = 0) -> tf.Tensor:
+    """The weights of the columns, int64 ``[COLUMNS]``, for a key: an int64 scalar, a tensor or not."""
+    return _odd(COLUMNS, key)
+
+
+def row_hashes(numbers: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     """The hash of each row of ``COLUMNS`` numbers, int64 ``[rows]``; the last row may be shorter.
 
     Args:
       numbers: int64 ``[count]``, the count known while tracing.
-      key: int64 scalar, a tensor or not.
+      weights: those of the columns.
     """
     count = int(numbers.shape[0])
     if not count:
         return tf.zeros([0], tf.int64)
-    weights = _odd(min(count, COLUMNS), key)
     full, rest = divmod(count, COLUMNS)
     parts = []
     if full:
@@ -96,9 +100,9 @@ def fingerprints(groups: Sequence[Sequence[tf.Tensor]], key: Any = 0) -> tf.Tens
       ConfigError: a dtype that is not numeric, or a shape that is not known.
     """
     rows: list[tf.Tensor] = []
-    owners: list[int] = []
+    weights = column_weights(key)
     before: tf.Tensor | None = None
-    for number, group in enumerate(groups):
+    for group in groups:
         for tensor in group:
             if tensor.shape.num_elements() is None:
                 raise ConfigError(f"a tensor of shape {tensor.shape} has no fingerprint; its shape must be known")
@@ -107,15 +111,15 @@ def fingerprints(groups: Sequence[Sequence[tf.Tensor]], key: Any = 0) -> tf.Tens
         if before is not None and int(joined.shape[0]) > _LARGE:
             with tf.control_dependencies([before]):
                 joined = tf.identity(joined)
-        hashes = row_hashes(bits(joined), key)
+        hashes = row_hashes(bits(joined), weights)
         before = hashes
         rows.append(hashes)
-        owners += [number] * int(hashes.shape[0])
-    if not owners:
-        return tf.zeros([len(groups)], tf.int64)
-    every = tf.concat(rows, 0) if len(rows) > 1 else rows[0]
-    weighted = _mixed(every) * _odd(len(owners), tf.cast(key, tf.int64) + 1)
-    return tf.math.unsorted_segment_sum(weighted, tf.constant(owners), len(groups))
+    if not rows:
+        return tf.zeros([0], tf.int64)
+    every = tf.concat(rows, 0)
+    weighted = _mixed(every) * _odd(int(every.shape[0]), tf.cast(key, tf.int64) + 1)
+    parts = tf.split(weighted, [int(row.shape[0]) for row in rows])
+    return tf.stack([tf.reduce_sum(part) for part in parts])
 
 
 def _odd(count: int, key: Any) -> tf.Tensor:

@@ -17,6 +17,7 @@ from framework.errors import ConfigError, LockstepError
 from framework.monitor.fingerprint import (
     COLUMNS,
     bits,
+    column_weights,
     fingerprints,
     from_bits,
     has_bits,
@@ -132,8 +133,8 @@ def _look(strategy: Any, table: Any, values: Sequence[Any], names: Sequence[str]
 
 def _explain_equal(strategy: Any, name: str, copies: Sequence[tf.Tensor]) -> None:
     dtype, shape = copies[0].dtype, copies[0].shape
-    numbers = [bits(copy) for copy in copies]
-    rows = _gather(strategy, [row_hashes(n, 0) for n in numbers])  # [replicas, rows]
+    numbers, weights = [bits(copy) for copy in copies], column_weights()
+    rows = _gather(strategy, [row_hashes(n, weights) for n in numbers])  # [replicas, rows]
     row = _first(tf.not_equal(rows, rows[:1]))
     count = -(-int(numbers[0].shape[0]) // COLUMNS)
     tables = [tf.reshape(tf.pad(n, [[0, count * COLUMNS - int(n.shape[0])]]), [count, COLUMNS]) for n in numbers]
