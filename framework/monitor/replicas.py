@@ -115,16 +115,20 @@ def _assert(values: Any, name: str, explain: _Explain) -> None:
 
 def _look(strategy: Any, table: Any, values: Sequence[Any], names: Sequence[str], explain: _Explain) -> None:
     """In cross-replica context, where the graph sees all copies of this worker: no communication unless they differ."""
-    local = strategy.experimental_local_results(table)[0]
-    differs = tf.reduce_any(tf.not_equal(local, local[:1]), 0)  # [tensors], alike on all workers
+    tables = strategy.experimental_local_results(table)
+    differs = tf.reduce_any(tf.not_equal(tables[0], tables[0][:1]), 0)  # [tensors], alike on all workers
     nothing = tf.constant(False)
 
     def look(number: int) -> tf.Tensor:
-        explain(strategy, names[number], strategy.experimental_local_results(values[number]))
+        copies = strategy.experimental_local_results(values[number])
+        # What is one object on all replicas comes here as that object.
+        explain(strategy, names[number], copies if len(copies) == len(tables) else copies * len(tables))
         return tf.constant(True)
 
     def look_at_all() -> tf.Tensor:
         for number in range(len(names)):
+            if not strategy.experimental_local_results(values[number])[0].shape.num_elements():
+                continue
             tf.cond(differs[number], functools.partial(look, number), lambda: nothing)
         return tf.constant(True)
 
@@ -166,8 +170,9 @@ def _explain_close(strategy: Any, name: str, copies: Sequence[tf.Tensor], *, rto
     place = tf.reduce_min(_gather(strategy, [first_bad(value)[None] for value in wide]))
     flat = tf.minimum(place, size - 1)
     values = _gather(strategy, [tf.bitcast(value[flat][None], tf.int64) for value in wide])[:, 0]
-    text = f"by more than {atol:g} + {rtol:g} * |replica 0's| "
-    _fail_unless(tf.equal(place, nobody), name, copies[0].shape, flat, tf.bitcast(values, tf.float64), text)
+    text = f"by more than {atol:g} + {rtol:g} * |replica 0| "
+    values = tf.cast(tf.bitcast(values, tf.float64), copies[0].dtype)  # exact: they were of it
+    _fail_unless(tf.equal(place, nobody), name, copies[0].shape, flat, values, text)
 
 
 def _fail_unless(

@@ -38,7 +38,7 @@ def test_c042_c113_two_workers(run_workers: Callable[..., Any], tmp_path: pathli
         assert (worker["equal, alike"], worker["close, alike"]) == ("", "")
         each = "replica 0: 2500, replica 1: 2500, replica 2: 2500, replica 3: 2501"
         assert f"numbers (float32 [3000]) at [2500] (odd one out: replica 3) is {each}" in worker["equal"]
-        assert f"at [2500] by more than 0.5 + 0 * |replica 0's| is {each}" in worker["close"]
+        assert f"at [2500] by more than 0.5 + 0 * |replica 0| is {each}" in worker["close"]
     assert seen[0]["error"] == seen[1]["error"]
     written = json.loads((tmp_path / "run/replica_check/step-00000003.json").read_text())
     assert written["differing"] == ["model/coefficient"]

@@ -61,7 +61,7 @@ def local(trainer: Trainer, name: str, replica: int) -> Any:
 
 def flip(variable: Any, place: int, bit: int) -> tuple[Any, Any]:
     """Flips one bit of one element; returns the element before and after."""
-    value = variable.numpy().copy()
+    value = np.array(variable.numpy())
     flat = value.reshape(-1)
     before = flat[place]
     if flat.dtype == np.bool_:
@@ -238,8 +238,8 @@ def test_close_values_pass_and_the_first_that_is_not_is_named() -> None:
     far = np.float32([1.0, np.nan, np.inf, 100.2, 6.0])
     run(3, close, [base, near, base])
     text = failure(3, close, [base, near, far])
-    assert "norm (float64 [5]) at [3] by more than 0 + 0.001" in text
-    assert "replica 0: 100, replica 1: 100.05" in text and "replica 2: 100.2" in text
+    assert "norm (float32 [5]) at [3] by more than 0 + 0.001 * |replica 0| is replica 0: 100, " in text
+    assert "replica 1: 100.050003, replica 2: 100.199997" in text
     for bad in (np.float32([1.0, 1.0, np.inf, 100.0, 5.0]), np.float32([1.0, np.nan, -np.inf, 100.0, 5.0])):
         failure(2, close, [base, bad])
     run(2, functools.partial(framework.assert_replicas_close, rtol=0.0, atol=1.0), [np.int64(4), np.int64(5)])
@@ -313,8 +313,8 @@ def test_one_bit_in_one_copy_is_found_at_the_first_check(trained: Net, what: str
     index = [int(i) for i in np.unravel_index(place, kept.shape)]
     where = f" at {index}" if index else ""
     assert f"step 2: replicas differ in 1 of {len(trained.state())} variables: {name} (" in message
-    assert f"){where}: replica 0: {before}" in message
-    assert f"replica {last}: {after}" in message
+    assert f"){where}: replica 0: {before!s}" in message
+    assert f"replica {last}: {after!s}" in message
     assert (f"in the minority: replica {last} " in message) == (trained.local_replicas == 3)
     assert error.value.exit_code == 3
     written = json.loads((pathlib.Path(str(trained.config.run_dir)) / "replica_check/step-00000002.json").read_text())
@@ -402,27 +402,22 @@ def test_every_kind_of_variable_is_compared(kinds: Kinds, name: str) -> None:
     variable.assign(kept)
     message = str(error.value)
     assert f"1 of {len(kinds.state())} variables: model/{name} (" in message
-    assert f"replica 0: {before}, replica 1: {after}, replica 2: {before}" in message
+    assert f"replica 0: {before!s}, replica 1: {after!s}, replica 2: {before!s}" in message
     assert "in the minority: replica 1 " in message
 
 
 CLEAN: dict[str, tuple[type[Net], dict[str, Any]]] = {
-    "plain": (Net, {}),
-    "accumulated": (Net, {"accumulate_steps": 2}),
-    "synchronised": (Synchronised, {"accumulate_steps": 2}),
-    "float16": (Net, {"precision": "mixed_float16"}),
+    "synchronised": (Synchronised, {"accumulate_steps": 2, "num_replicas": 3}),
+    "float16": (Net, {"accumulate_steps": 2, "precision": "mixed_float16"}),
     "adamw": (Net, {"optimizer": "adamw", "momentum": None, "precision": "mixed_bfloat16"}),
 }
 
 
 @pytest.mark.parametrize("case", CLEAN)
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_clean_runs_and_their_resumes_raise_no_alarm(case: str, replicas: int, tmp_path: pathlib.Path) -> None:
-    if case in ("adamw", "accumulated") and replicas == 3:
-        pytest.skip("two replicas show it")
+def test_clean_runs_and_their_resumes_raise_no_alarm(case: str, tmp_path: pathlib.Path) -> None:
     kind, changes = CLEAN[case]
     for steps, last in ((5, 5), (7, 7)):
-        trainer = net(replicas, kind, run_dir=str(tmp_path), train_steps=steps, **changes)
+        trainer = net(2, kind, run_dir=str(tmp_path), train_steps=steps, **changes)
         trainer.train()
         checks = json.loads((tmp_path / "summary.json").read_text())["checks"]
         # At 0, 2, 4 and the end 5; then after the resume at 5, 6 and 7.
