@@ -116,7 +116,8 @@ def _assert(values: Any, name: str, explain: _Explain) -> None:
 def _look(strategy: Any, table: Any, values: Sequence[Any], names: Sequence[str], explain: _Explain) -> None:
     """In cross-replica context, where the graph sees all copies of this worker: no communication unless they differ."""
     tables = strategy.experimental_local_results(table)
-    differs = tf.reduce_any(tf.not_equal(tables[0], tables[0][:1]), 0)  # [tensors], alike on all workers
+    common = _settled(tables)
+    differs = tf.reduce_any(tf.not_equal(common, common[:1]), 0)  # [tensors], alike on all workers
     nothing = tf.constant(False)
 
     def look(number: int) -> tf.Tensor:
@@ -261,7 +262,17 @@ def _summed(strategy: Any, local: Sequence[tf.Tensor]) -> tf.Tensor:
 
     values = distribute_utils.regroup(tuple(local), always_wrap=True)
     total = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, values, values)
-    return strategy.experimental_local_results(total)[0]
+    return _settled(strategy.experimental_local_results(total))
+
+
+def _settled(copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The first of some equal tensors, once all are there.
+
+    An assertion that fails ends the step; a reduction of another replica that was still going on would leave the other
+    workers waiting for this one.
+    """
+    with tf.control_dependencies(list(copies)):
+        return tf.identity(copies[0])
 
 
 def _named(values: Any, name: str) -> Iterator[tuple[str, tf.Tensor]]:
