@@ -29,7 +29,6 @@ class Coefficient(Toy):
 
     def hooks(self) -> Any:
         def keep(step: int, values: Any) -> None:
-            seen[f"weights at {step}"] = self.copies("model/weights")
             if step == 2 and self.cluster.is_chief:
                 for copy in self.strategy.experimental_local_results(self.model.coefficient):
                     copy.assign(1.0)
@@ -90,6 +89,7 @@ def main(folder: pathlib.Path) -> int:
         trainer.train()
     except CheckFailed as error:
         seen["error"], status = str(error), error.exit_code
+    seen[f"weights at {trainer.step}"] = trainer.copies("model/weights")
     seen["step"] = trainer.step
     (folder / f"worker-{trainer.cluster.index}.json").write_text(json.dumps(seen))
     return status
