@@ -40,7 +40,7 @@ def bits(tensor: tf.Tensor) -> tf.Tensor:
     if not has_bits(tensor.dtype):
         raise ConfigError(f"a tensor of dtype {tensor.dtype.name} has no fingerprint; compare numbers or bool")
     # On a GPU TensorFlow keeps int32 tensors on the host when they are reshaped: reshape before, or as int64.
-    flat = tf.reshape(tensor, [-1])
+    flat = tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1])
     if flat.dtype == tf.bool:
         return tf.cast(flat, tf.int64)
     whole = _WHOLE[flat.dtype.size]
@@ -100,13 +100,13 @@ def fingerprints(groups: Sequence[Sequence[tf.Tensor]], key: Any = 0) -> tf.Tens
       ConfigError: a dtype that is not numeric, or a shape that is not known.
     """
     rows: list[tf.Tensor] = []
-    weights = column_weights(key)
+    weights, vector = column_weights(key), tf.constant([-1])  # one op for all, where there are hundreds of variables
     before: tf.Tensor | None = None
     for group in groups:
         for tensor in group:
             if tensor.shape.num_elements() is None:
                 raise ConfigError(f"a tensor of shape {tensor.shape} has no fingerprint; its shape must be known")
-        flat = [tf.reshape(tensor, [-1]) for tensor in group]
+        flat = [tensor if tensor.shape.rank == 1 else tf.reshape(tensor, vector) for tensor in group]
         joined = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
         if before is not None and int(joined.shape[0]) > _LARGE:
             with tf.control_dependencies([before]):

@@ -407,7 +407,7 @@ def test_every_kind_of_variable_is_compared(kinds: Kinds, name: str) -> None:
 
 
 CLEAN: dict[str, tuple[type[Net], dict[str, Any]]] = {
-    "synchronised": (Synchronised, {"accumulate_steps": 2, "num_replicas": 3}),
+    "synchronised": (Synchronised, {"num_replicas": 3}),
     "float16": (Net, {"accumulate_steps": 2, "precision": "mixed_float16"}),
     "adamw": (Net, {"optimizer": "adamw", "momentum": None, "precision": "mixed_bfloat16"}),
 }
