@@ -188,7 +188,7 @@ def test_one_element_that_differs_is_named_with_its_value_on_each_replica(replic
     run(replicas, equal, [value] * replicas, graph=graph)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "float16", "bfloat16", "float64"])
 def test_every_dtype_is_compared(dtype: str) -> None:
     value, other = (tf.cast(tf.constant(v), dtype) for v in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]))
     text = failure(2, equal, [value, other])
