@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from framework.loop.feed import BatchPlan as BatchPlan
     from framework.loop.feed import Pipeline as Pipeline
     from framework.loop.trainer import Trainer as Trainer
+    from framework.monitor.replicas import assert_replicas_close as assert_replicas_close
+    from framework.monitor.replicas import assert_replicas_equal as assert_replicas_equal
     from framework.step.gradients import StepSums as StepSums
     from framework.step.gradients import gradients as gradients
     from framework.step.randomness import step_seed as step_seed
@@ -75,6 +77,8 @@ _PUBLIC = {
     "Reduction": "framework.step.reduce",
     "When": "framework.hooks",
     "apply": "framework.step.update",
+    "assert_replicas_close": "framework.monitor.replicas",
+    "assert_replicas_equal": "framework.monitor.replicas",
     "gradients": "framework.step.gradients",
     "reduce": "framework.step.reduce",
 }

@@ -309,6 +309,12 @@ class RunConfig:
     nonfinite_budget: int = _option(
         10, "checks", "skip, rollback: so many non-finite steps are borne; one more stops the run.", low=0
     )
+    check_replicas_every: int = _option(
+        1000,
+        "checks",
+        "Steps between comparisons of all replicas' variables, bit for bit; also at a run's start and end. 0: never.",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

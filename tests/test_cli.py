@@ -168,7 +168,7 @@ def test_summary_json(run: tuple[Path, Any]) -> None:
     assert value["metrics"]["loss"] == last_train["loss"]
     assert value["metrics"]["eval/accuracy"] == last_eval["accuracy"]
     seconds = value["seconds"]
-    assert {"total", "train", "first_step", "input_wait", "evaluate", "checkpoint"} == set(seconds)
+    assert {"total", "train", "first_step", "input_wait", "evaluate", "checkpoint", "checks"} == set(seconds)
     parts = sum(s for name, s in seconds.items() if name != "total")
     assert 0 < parts <= seconds["total"] + 0.01
     assert value["nonfinite_steps"] == 0

@@ -1,8 +1,9 @@
-"""Tells every worker what each of them has to say, before anything is trained: one all-reduce of short texts."""
+"""Tells every worker what each of them has to say: one all-reduce of short texts, or of arrays of each replica."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -53,3 +54,28 @@ def _sum(strategy: Any) -> Any:
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
     return tf.function(lambda values: strategy.run(add, args=(values,)), autograph=False)
+
+
+def gather_arrays(strategy: Any, cluster: Cluster, local: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays of all replicas, ``[replicas, ...]``, in their order; all workers have to call it, and wait.
+
+    Args:
+      strategy: the run's strategy, of one worker or of several.
+      cluster: who takes part.
+      local: an int64 array of each replica of this worker; of one shape on all replicas.
+    """
+    if cluster.num_workers == 1:
+        return np.stack(local)
+    import tensorflow as tf
+
+    first = cluster.index * len(local)
+    shape = (strategy.num_replicas_in_sync, *local[0].shape)
+
+    def value(context: Any) -> Any:
+        replica = int(context.replica_id_in_sync_group)
+        slots = np.zeros(shape, np.int64)
+        slots[replica] = local[replica - first]
+        return tf.constant(slots)
+
+    values = strategy.experimental_distribute_values_from_function(value)
+    return strategy.experimental_local_results(_sum(strategy)(values))[0].numpy()

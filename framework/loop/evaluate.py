@@ -108,3 +108,12 @@ class Evaluation:
             strategy=trainer.strategy, replica_step=trainer.stepper.evaluate, stop_on_alarm=False, timed=False
         )
         return open_feed(data, trainer.strategy, plan, Position(), trainer.input_options), loop
+
+
+def flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:
+    """Figures of several sets in one dict: ``prefix + set/name``."""
+    return {
+        prefix + (f"{name}/" if name else "") + key: value
+        for name, one in results.items()
+        for key, value in one.items()
+    }

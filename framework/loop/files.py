@@ -93,8 +93,9 @@ def write_summary(
     metrics: Mapping[str, float],
     seconds: Mapping[str, float],
     counts: Mapping[str, int],
+    checks: Mapping[str, Any],
 ) -> None:
-    """Writes how the run ended; ``seconds`` are of this process, by class."""
+    """Writes how the run ended; ``seconds`` are of this process, by class; ``checks``: what was checked, and when."""
     assert trainer.config.run_dir is not None
     value = {
         "status": status,
@@ -104,6 +105,6 @@ def write_summary(
         "metrics": dict(metrics),
         **counts,
         "seconds": dict(seconds),
-        "checks": {"finite": "every step"},
+        "checks": dict(checks),
     }
     write_json(os.path.join(trainer.config.run_dir, "summary.json"), value)

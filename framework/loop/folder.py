@@ -16,7 +16,7 @@ from framework.errors import ConfigError, LockstepError
 
 LOCK = ".lock"
 # What a run writes besides checkpoints.
-_FILES = ("config.json", "flags.txt", "metrics.jsonl", "summary.json", "tensorboard", "export")
+_FILES = ("config.json", "flags.txt", "metrics.jsonl", "summary.json", "tensorboard", "export", "replica_check")
 
 
 class RunFolder:

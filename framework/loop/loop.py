@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from framework.errors import ConfigError, LockstepError
+from framework.errors import CheckFailed, ConfigError, LockstepError
 from framework.loop.feed import Feed
+from framework.monitor.replicas import FIRST_WORDS, LAST_WORDS
 from framework.step.values import Stat, StatLayout
 
 
@@ -245,13 +246,16 @@ class CompiledLoop:
 # How TensorFlow tells of an exception in a Python function of the input: its name, its text, its traceback.
 _FROM_INPUT = re.compile(r"\b(ConfigError|LockstepError): (.+?)(?=\nTraceback |\n\n|\Z)", re.DOTALL)
 
+# An assertion of framework.monitor.replicas that failed in a step.
+_ASSERTED = re.compile(f"{re.escape(FIRST_WORDS)}.*?{re.escape(LAST_WORDS)}", re.DOTALL)
+
 
 @contextlib.contextmanager
 def _own_errors() -> Iterator[None]:
     """Raises the framework's own errors as they were.
 
     AutoGraph replaces them by others with long texts; and of one that was raised while data was read, in a function of
-    the input, TensorFlow keeps only the text.
+    the input, or by an assertion in the graph, TensorFlow keeps only the text.
     """
     try:
         yield
@@ -266,6 +270,9 @@ def _own_errors() -> Iterator[None]:
         if told is not None:
             kind = ConfigError if told[1] == "ConfigError" else LockstepError
             raise kind(told[2].strip()) from None
+        asserted = _ASSERTED.search(str(error)) if isinstance(error, tf.errors.InvalidArgumentError) else None
+        if asserted is not None:
+            raise CheckFailed(asserted[0]) from None
         raise
 
 

@@ -20,7 +20,7 @@ from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Pro
 from framework.hooks.early_stop import check_condition
 from framework.loop import files
 from framework.loop.alarms import Alarms
-from framework.loop.evaluate import Evaluation
+from framework.loop.evaluate import Evaluation, flat
 from framework.loop.feed import Feed
 from framework.loop.folder import RunFolder
 from framework.loop.loop import CompiledLoop, LoopResult
@@ -29,6 +29,7 @@ from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger
+from framework.monitor.replica_check import ReplicaCheck
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
@@ -57,6 +58,7 @@ class Run:
         self._signals = StopSignals(config.max_minutes)
         self._per_loop = config.steps_per_loop or 1
         self._ledger = Ledger()
+        self._replicas = ReplicaCheck(trainer, self._ledger)
         self._evaluated_at = -1
         self._results: dict[str, float] = {}
         self._skipped = 0
@@ -169,10 +171,11 @@ class Run:
             EveryNSteps(n) if n else Never()
             for n in (config.log_every, config.eval_every if evaluate else 0, config.checkpoint_every)
         )
-        triggers = [log_at, eval_at, save_at, *(s.trigger for s, _ in hooks)]
+        triggers = [log_at, eval_at, save_at, self._replicas.trigger, *(s.trigger for s, _ in hooks)]
         for trigger in triggers:
             trigger.begin(t.step, time.monotonic())
         log, status, reason, compiled = Window(), "done", "", False
+        self._replicas.compare()  # what was just built or restored
         if config.on_nonfinite == "rollback":
             self._save()  # there must be something to go back to
         while (goal is None or t.step < goal) and self.source.batches_left != 0:
@@ -207,6 +210,8 @@ class Run:
                 if not result.steps:
                     continue
             now = time.monotonic()
+            if self._replicas.trigger.fires(t.step, now) or t.step == goal:
+                self._replicas.compare(unless_done=True)  # before anything is written of a state that may be wrong
             if log_at.fires(t.step, now):
                 self._record(log)
             for scheduled, window in hooks:
@@ -225,6 +230,8 @@ class Run:
             if stop is not None:
                 status, reason = stop
                 break
+        if self._signals.status is None:  # it may have reached one worker alone, which the others would wait for
+            self._replicas.compare(unless_done=True)
         if log.steps:
             self._record(log)
         if status == "done" and evaluate and self._evaluated_at != t.step:
@@ -295,7 +302,7 @@ class Run:
                 self._write_settings()
             results = self._evaluate_here(writes=writes or not self.writes)
             self.saving.wait()  # before the folder is free for others
-            return _flat(results, "")
+            return flat(results, "")
 
     def export(self, directory: str, formats: Sequence[str]) -> str:
         """See ``Trainer.export``."""
@@ -320,7 +327,7 @@ class Run:
         from framework.loop.follow import Follower
 
         self._trainer.build()
-        return _flat(Follower(self._trainer, self._evaluation, self.saving).run(), "")
+        return flat(Follower(self._trainer, self._evaluation, self.saving).run(), "")
 
     def _evaluate_here(self, *, writes: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates and tells the hooks; without ``writes`` only those that write no file of the run."""
@@ -328,7 +335,7 @@ class Run:
         with self._ledger.timed("evaluate"):
             results = self._evaluation.run()
         self._evaluated_at = t.step
-        self._results.update(_flat(results, "eval/"))
+        self._results.update(flat(results, "eval/"))
         log = self._log if writes else self._log[:1]
         hooks = [*log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
@@ -336,7 +343,7 @@ class Run:
                 hook.evaluated(t.step, name, values)
         if writes:
             with self._ledger.timed("checkpoint"):
-                self.saving.save_if_best(_flat(results, ""))
+                self.saving.save_if_best(flat(results, ""))
         return results
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -396,9 +403,10 @@ class Run:
             return
         seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
         counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
+        checks = {"finite": "every step", "replicas": self._replicas.summary()}
         try:
             self._folder.check_there()
-            files.write_summary(self._trainer, status, reason, self._results, seconds, counts)
+            files.write_summary(self._trainer, status, reason, self._results, seconds, counts, checks)
         except (OSError, LockstepError) as error:
             if status != "failed":  # else the first error is the one to report
                 raise LockstepError(f"summary.json of run_dir={self._folder.path} was not written: {error}") from error
@@ -414,6 +422,7 @@ class Run:
             self.say(line)
         self.say(self.source.describe())
         self.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
+        self.say(self._replicas.describe())
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
@@ -436,12 +445,3 @@ class Run:
         # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
         with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
             yield
-
-
-def _flat(results: dict[str, dict[str, float]], prefix: str) -> dict[str, float]:
-    """Figures of several sets in one dict: ``prefix + set/name``."""
-    return {
-        prefix + (f"{name}/" if name else "") + key: value
-        for name, one in results.items()
-        for key, value in one.items()
-    }

@@ -1,1 +1,1 @@
-"""What a run tells about itself: where its time went."""
+"""What a run tells about itself: where its time went, and whether its replicas agree."""
