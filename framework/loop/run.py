@@ -230,7 +230,7 @@ class Run:
             if stop is not None:
                 status, reason = stop
                 break
-        if self._signals.status is None:  # it may have reached one worker alone, which the others would wait for
+        if status not in ("interrupted", "preempted"):  # who asks to stop gets a checkpoint, and no more work
             self._replicas.compare(unless_done=True)
         if log.steps:
             self._record(log)
