@@ -15,6 +15,9 @@ PACKAGES = ("tensorflow", "keras", "numpy", "psutil")
 # Variables of the environment that change what is measured.
 PREFIXES = ("TF_", "XLA_", "KERAS_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "CUDA_", "NCCL_", "MALLOC_", "GLIBC_", "LD_")
 
+# Of other programs, or only places of files.
+OTHERS = ("TF_CLI_", "LD_LIBRARY_PATH")
+
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages; None for one that is not installed."""
@@ -54,7 +57,7 @@ def commit(folder: pathlib.Path) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """Variables of the environment that TensorFlow and the libraries below it read."""
-    return {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES) and k != "LD_LIBRARY_PATH"}
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith(PREFIXES) and not k.startswith(OTHERS)}
 
 
 def _git(folder: pathlib.Path, *args: str) -> str:
