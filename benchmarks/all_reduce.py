@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import machine, result
 from benchmarks.process import ROOT
 
 SIZES_MB = (0.4, 10.0, 100.0)
@@ -143,9 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{r['over_best']:>7.2f}"
         )
     if args.out:
-        document = {"machine": machine.machine(), "versions": machine.versions(), "commit": machine.commit(ROOT)}
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump({**document, "rounds": args.rounds, "rows": rows}, file, indent=1)
+        result.write(args.out, {**machine.circumstances(), "rounds": args.rounds, "rows": rows})
     return 0
 
 

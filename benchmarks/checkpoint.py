@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -23,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
-from benchmarks import machine
+from benchmarks import machine, result
 from framework.checkpoint import manifest, store
 from framework.checkpoint.store import CheckpointStore
 
@@ -145,9 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = "  ".join(f"{name} {case[name]:.4f} s" for name in (*names, "checksum", "flush", "verify"))
         print(f"{mb} MB: {line}", flush=True)
     if args.out:
-        document = {"machine": machine.machine(), "versions": machine.versions(), "rounds": args.rounds, "cases": cases}
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
+        result.write(args.out, {**machine.circumstances(), "rounds": args.rounds, "cases": cases})
     return 0
 
 

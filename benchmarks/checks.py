@@ -8,7 +8,6 @@ first round, which traces and compiles, is told apart.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from benchmarks import machine
+from benchmarks import machine, result
 from benchmarks.workload import Workload
 
 CASES = {
@@ -100,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             flush=True,
         )
     if args.out:
-        document = {"machine": machine.machine(), "versions": machine.versions(), "cases": cases}
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
+        result.write(args.out, {**machine.circumstances(), "cases": cases})
     return 0
 
 

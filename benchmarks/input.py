@@ -8,7 +8,6 @@ share of a training step spent waiting, with the bottleneck named. Rounds interl
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -20,8 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 
-from benchmarks import machine
-from benchmarks.process import ROOT
+from benchmarks import machine, result
 
 # name -> (examples, shape of one, dtype, batch)
 CASES: dict[str, tuple[int, tuple[int, ...], str, int]] = {
@@ -173,9 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{r['first_batch_far_s']:>7.3f} {r['start']:>5.2f} {r['input_wait']:>5.2f}  {r['bottleneck']}"
         )
     if args.out:
-        document = {"machine": machine.machine(), "versions": machine.versions(), "commit": machine.commit(ROOT)}
-        with open(args.out, "w", encoding="utf-8") as file:
-            json.dump({**document, "rounds": args.rounds, "bounds": BOUNDS, "rows": rows}, file, indent=1)
+        result.write(args.out, {**machine.circumstances(), "rounds": args.rounds, "bounds": BOUNDS, "rows": rows})
     broken = [r["case"] for r in rows if r["ratio"] < BOUNDS["ratio"] or r["start"] > BOUNDS["start"]]
     if broken:
         print(f"bounds broken by {', '.join(broken)}: {BOUNDS}", file=sys.stderr)

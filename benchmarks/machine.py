@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
 import pathlib
@@ -28,6 +29,17 @@ def versions() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
+
+
+def circumstances() -> dict[str, Any]:
+    """What stands in every result file: date, commit, versions, machine, environment."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit(pathlib.Path(__file__).resolve().parent.parent),
+        "versions": versions(),
+        "machine": machine(),
+        "environment": environment(),
+    }
 
 
 def machine() -> dict[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import machine, result, table
 from benchmarks.cases import CASES, SUITES, Case
-from benchmarks.process import ROOT, ContenderProcess
+from benchmarks.process import ContenderProcess
 from benchmarks.rounds import Open, run_rounds
 
 
@@ -46,12 +45,8 @@ def measure(args: argparse.Namespace, open_contender: Open = open_process) -> di
     defaults = vars(parser().parse_args([]))
     document: dict[str, Any] = {
         "schema": result.SCHEMA,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": machine.commit(ROOT),
-        "versions": machine.versions(),
-        "machine": machine.machine(),
+        **machine.circumstances(),
         "flags": {k: v for k, v in vars(args).items() if v != defaults[k]},
-        "environment": machine.environment(),
         "cases": [],
     }
     for case in selected(args):
