@@ -17,13 +17,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
 
 from benchmarks import machine, result
-from framework.checkpoint import manifest, store
+from framework.checkpoint import disk, manifest, store
 from framework.checkpoint.store import CheckpointStore
 
 _PIECE = 2_500_000  # values of a variable: 10 MB
@@ -83,12 +84,11 @@ def stages(seconds: dict[str, float]) -> Iterator[None]:
 
         return call
 
-    before = manifest.checksum, store.sync_tree
-    manifest.checksum, store.sync_tree = timed("checksum", before[0]), timed("flush", before[1])
-    try:
+    with (
+        mock.patch.object(manifest, "checksum", timed("checksum", manifest.checksum)),
+        mock.patch.object(store, "sync_tree", timed("flush", disk.sync_tree)),
+    ):
         yield
-    finally:
-        manifest.checksum, store.sync_tree = before
 
 
 def measure(mb: int, rounds: int, folder: str) -> dict[str, float]:
@@ -113,7 +113,7 @@ def measure(mb: int, rounds: int, folder: str) -> dict[str, float]:
                 made.save(i + 1, state.tensors())
                 still = time.perf_counter() - start
                 note(f"{kind}_call", still)
-                while made._thread is not None and made._thread.is_alive():
+                while made.saving:
                     still += max(0.0, state.step() - base)
                 made.wait()
                 note(f"{kind}_save", time.perf_counter() - start)

@@ -152,6 +152,11 @@ class CheckpointStore:
             error, self._error = self._error, None
             raise LockstepError(f"saving a checkpoint failed: {error}") from error
 
+    @property
+    def saving(self) -> bool:
+        """Whether files are being written in the background."""
+        return self._saving is not None and not self._saving.done()
+
     def wait(self) -> None:
         """Waits until the save that is running has finished.
 
