@@ -33,6 +33,15 @@ def test_a_short_last_batch_is_spread_and_nothing_follows() -> None:
     assert parts(3, 2, global_batch_size=4, stop=4) == [[[0, 1], [2, 3]]]
 
 
+@pytest.mark.parametrize("stop", [None, 24])
+def test_equal_parts_follow_the_rule_of_uneven_ones(stop: int | None) -> None:
+    """Micro-batches of 4: replica r has place (r + k) mod 2 in micro-batch k, whichever way the rows are computed."""
+    plan = {"global_batch_size": 8, "accumulate_steps": 2}
+    even = parts(2, 2, **plan, stop=stop)
+    assert even == [[[0, 1, 6, 7], [2, 3, 4, 5]], [[8, 9, 14, 15], [10, 11, 12, 13]]]
+    assert parts(2, 2, **plan, stop=23) == even  # a short batch later: not by the table
+
+
 def test_a_batch_smaller_than_the_replicas_leaves_some_empty() -> None:
     assert parts(2, 4, global_batch_size=2) == [[[0], [1], [], []], [[2], [3], [], []]]
 
