@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.config import RunConfig, parse_best, parse_boundaries, parse_condition
+from framework.config import RunConfig
 from framework.errors import CheckFailed, ConfigError, LockstepError, PeerLost, Preempted
+from framework.parse import parse_best, parse_boundaries, parse_condition
 
 FIELDS = dataclasses.fields(RunConfig)
 

@@ -6,9 +6,9 @@ import math
 import operator
 from typing import TYPE_CHECKING
 
-from framework.config import parse_condition
 from framework.errors import ConfigError
 from framework.hooks.hook import Hook, Values
+from framework.parse import parse_condition
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer

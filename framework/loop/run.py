@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from framework.cluster.lost import as_peer_lost
-from framework.config import parse_condition
 from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
 from framework.hooks.early_stop import check_condition
@@ -30,6 +29,7 @@ from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger
 from framework.monitor.replica_check import ReplicaCheck
+from framework.parse import parse_condition
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer

@@ -16,11 +16,11 @@ from framework.checkpoint.manifest import Damaged, Manifest
 from framework.checkpoint.names import variable_names
 from framework.checkpoint.store import CheckpointStore
 from framework.cluster.agree import exchange
-from framework.config import parse_best, parse_patterns
 from framework.errors import ConfigError, LockstepError
 from framework.loop import changes, files
 from framework.loop.feed import Position
 from framework.loop.folder import RunFolder
+from framework.parse import parse_best, parse_patterns
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from framework.config import OPTIMIZERS, RunConfig, parse_multipliers, parse_patterns
+from framework.config import OPTIMIZERS, RunConfig
 from framework.errors import ConfigError
 from framework.optimizers import schedules
 from framework.optimizers.adafactor import Adafactor
@@ -14,6 +14,7 @@ from framework.optimizers.lion import Lion
 from framework.optimizers.muon import Muon
 from framework.optimizers.sgd import SGD
 from framework.optimizers.trust_ratio import LAMB, LARS
+from framework.parse import parse_multipliers, parse_patterns
 
 
 def from_config(config: RunConfig, total_updates: int | None) -> Optimizer:

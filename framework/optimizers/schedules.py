@@ -18,9 +18,10 @@ import numbers
 
 import tensorflow as tf
 
-from framework.config import RunConfig, parse_boundaries
+from framework.config import RunConfig
 from framework.errors import ConfigError
 from framework.optimizers.base import Schedule
+from framework.parse import parse_boundaries
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
