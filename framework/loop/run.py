@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from framework.cluster.lost import as_peer_lost
 from framework.errors import ConfigError, LockstepError, Preempted
-from framework.hooks import EarlyStop, EveryNSteps, Hook, MetricsLog, Never, Progress, Scheduled, TensorBoard
+from framework.hooks import EveryNSteps, Hook, Never, Scheduled
 from framework.hooks.early_stop import check_condition
 from framework.loop import files
 from framework.loop.alarms import Alarms
@@ -23,13 +23,13 @@ from framework.loop.evaluate import Evaluation, flat
 from framework.loop.feed import Feed
 from framework.loop.folder import RunFolder
 from framework.loop.loop import CompiledLoop, LoopResult
+from framework.loop.reports import Reports
 from framework.loop.saving import Saving
 from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger
 from framework.monitor.replica_check import ReplicaCheck
-from framework.parse import parse_condition
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 # Length of an inner loop that is chosen by measurement: long enough that the host's part (about 0.3 ms a
 # call, two logical CPUs) is below 0.2 %, short enough that Ctrl-C and SIGTERM are answered at once.
 _LOOP_SECONDS = 0.2
-
-# Figures of a record that say how the training went and not what it reached.
-_NO_RESULTS = frozenset(["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait"])
 
 
 class Run:
@@ -49,6 +46,7 @@ class Run:
         config = trainer.config
         self._folder = RunFolder(config.run_dir) if config.run_dir else None
         self._trainer = trainer
+        self.reports = Reports(trainer, self._folder)
         self._loop = self._make_loop()
         self._evaluation = Evaluation(trainer)
         self.source = Source(trainer)
@@ -60,14 +58,8 @@ class Run:
         self._ledger = Ledger()
         self._replicas = ReplicaCheck(trainer, self._ledger)
         self._evaluated_at = -1
-        self._results: dict[str, float] = {}
         self._skipped = 0
-        self._log: list[Hook] = []
-        self._logging = False  # the hooks that write files are among them
         self._hooks: list[Scheduled] = []
-        self._tensorboard: TensorBoard | None = None
-        self._early_stop: EarlyStop | None = None
-        self.writes = bool(config.run_dir) and trainer.cluster.is_chief
 
     def _make_loop(self) -> CompiledLoop:
         t = self._trainer
@@ -79,7 +71,7 @@ class Run:
         )
 
     def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:
-        with self.summaries(step):
+        with self.reports.summaries(step):
             return self._trainer.stepper.train(batch, step)
 
     def any_feed(self) -> Feed:
@@ -115,7 +107,7 @@ class Run:
             raise ConfigError("neither train_steps nor train_epochs is given; pass --train_steps=1000, or -1 for all")
         goal = self.source.total_steps if steps is None else t.step + steps
         if (goal is not None and t.step >= goal) or (steps is None and self.source.passes_done):
-            self.say(f"step {t.step} of {goal or t.step} is reached already: nothing is left to do")
+            self.reports.say(f"step {t.step} of {goal or t.step} is reached already: nothing is left to do")
             return {}
         t.build()
         evaluate = evaluate and self._evaluation.exists
@@ -126,9 +118,9 @@ class Run:
         feed = self.source.open(goal)
         self._hooks = list(t.hooks())
         # From here on files are written: what can be refused has been.
-        self._start_files(self.writes)
-        if self.writes:
-            self._write_settings()
+        self.reports.start(self.reports.writes)
+        if self.reports.writes:
+            self.reports.write_settings(self.saving.run_id)
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         status, reason = "failed", ""
@@ -136,12 +128,11 @@ class Run:
         started: list[Any] = []
         try:
             with self._signals.listening(), as_peer_lost(t.cluster, self.saving.how_far):
-                for hook in [*self._log, *self._early(), *(s.hook for s, _ in hooks)]:
+                for hook in [*self.reports.hooks(), *(s.hook for s, _ in hooks)]:
                     if isinstance(hook, Hook):
                         hook.begin(t)
                         started.append(hook)
-                if self._tensorboard is not None:
-                    self._tensorboard.train_writer  # noqa: B018 - made now: not while the step is traced
+                self.reports.ready_to_trace()
                 status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
                 self.saving.wait()
         except BaseException as error:
@@ -153,14 +144,14 @@ class Run:
         finally:
             for hook in started:
                 hook.end(t.step, status)
-            self._write_summary(status, reason)
+            self._summarise(status, reason)
         if reason:
-            self.say(reason)
+            self.reports.say(reason)
         if status == "interrupted":
             raise KeyboardInterrupt
         if status == "preempted":
             raise Preempted(f"asked to stop at step {t.step}; the same command goes on from there")
-        return self._results
+        return self.reports.results
 
     def _steps(
         self, goal: int | None, feed: Feed, hooks: list[tuple[Scheduled, Window]], evaluate: bool, to_total: bool
@@ -191,7 +182,7 @@ class Run:
                 window.add(result, timed=compiled)
             if result.alarms:
                 self.saving.wait()  # the message names the last checkpoint, which may still be being written
-                self.say(self.alarms.look(result, self.saving.latest))
+                self.reports.say(self.alarms.look(result, self.saving.latest))
             if result.failed:
                 feed, log = self._go_back(goal), Window()
                 for trigger in triggers:
@@ -220,8 +211,8 @@ class Run:
                     window.clear()
             if eval_at.fires(t.step, now) or (evaluate and t.step == goal):
                 self._evaluate_here()  # before the checkpoint of the same step, which keeps the figures
-            if self._early_stop is not None and self._early_stop.reason and t.step != goal:
-                status, reason = "stopped_early", self._early_stop.reason
+            if self.reports.stop_reason and t.step != goal:
+                status, reason = "stopped_early", self.reports.stop_reason
                 break
             if save_at.fires(t.step, now):
                 self._save()
@@ -258,9 +249,8 @@ class Run:
         position = dataclasses.replace(self._trainer.position)
         step = self.saving.go_back()
         self._trainer.position = position
-        for hook in self._log:
-            hook.begin(self._trainer)  # drops the records of the steps that are undone
-        self.say(f"went back to step {step}; the data goes on at example {position.examples}")
+        self.reports.undone()
+        self.reports.say(f"went back to step {step}; the data goes on at example {position.examples}")
         return self.source.open(goal)
 
     def _measure(self, result: LoopResult) -> None:
@@ -274,20 +264,15 @@ class Run:
             self._per_loop = int(np.clip(_LOOP_SECONDS / step, 9, 1000))
 
     def _after_first_step(self, result: LoopResult) -> None:
-        self.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")
-        if self.writes:
+        self.reports.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")
+        if self.reports.writes:
             files.write_config(self._trainer, self.saving.run_id)  # again: the packs of the all-reduce are known now
-        if self._tensorboard is not None and self._trainer.step <= 1:
-            graph = self._loop.graph()
-            if graph is not None:
-                self._tensorboard.write_graph(graph)
+        self.reports.graph(self._loop.graph())
 
     def _record(self, log: Window) -> None:
         figures = log.figures(self._loop.layout)
         log.clear()
-        self._results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
-        for hook in self._log:
-            hook(self._trainer.step, figures)
+        self.reports.record(figures)
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
@@ -297,10 +282,10 @@ class Run:
         with contextlib.ExitStack() as stack:
             writes = self._enter(stack, training=False)
             self._trainer.build()
-            self._start_files(writes)
+            self.reports.start(writes)
             if writes and self._folder is not None and not self._folder.settings():
-                self._write_settings()
-            results = self._evaluate_here(writes=writes or not self.writes)
+                self.reports.write_settings(self.saving.run_id)
+            results = self._evaluate_here(writes=writes or not self.reports.writes)
             self.saving.wait()  # before the folder is free for others
             return flat(results, "")
 
@@ -335,9 +320,8 @@ class Run:
         with self._ledger.timed("evaluate"):
             results = self._evaluation.run()
         self._evaluated_at = t.step
-        self._results.update(flat(results, "eval/"))
-        log = self._log if writes else self._log[:1]
-        hooks = [*log, *self._early(), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
+        self.reports.results.update(flat(results, "eval/"))
+        hooks = [*self.reports.hooks(writes=writes), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
         for name, values in results.items():
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
@@ -362,67 +346,32 @@ class Run:
             return bool(claimed and claimed[0])
 
         for line in self.saving.restore(claim, training=training):
-            self.say(line)
+            self.reports.say(line)
         if claimed == [False]:
-            self.say(f"run_dir={self._trainer.config.run_dir} is in use or read-only: nothing is written to it")
-        return self.writes and claimed == [True]
+            self.reports.say(f"run_dir={self._trainer.config.run_dir} is in use or read-only: nothing is written to it")
+        return self.reports.writes and claimed == [True]
 
     def _save(self) -> None:
-        figures = {n[5:]: v for n, v in self._results.items() if n.startswith("eval/")}
+        figures = {n[5:]: v for n, v in self.reports.results.items() if n.startswith("eval/")}
         with self._ledger.timed("checkpoint"):
             self.saving.save(figures if self._evaluated_at == self._trainer.step else {})
 
-    def _start_files(self, writes: bool) -> None:
-        """Makes the hooks of the framework, and once those that write to the run's folder."""
-        t, config = self._trainer, self._trainer.config
-        if not self._log:
-            condition = parse_condition(config.stop_when)
-            self._early_stop = EarlyStop(*condition) if condition else None
-            self._log = [Progress(config.progress if t.cluster.is_chief else "off")]
-        if not writes or self._logging:
-            return
-        self._logging = True
-        assert config.run_dir is not None
-        self._log.append(MetricsLog(os.path.join(config.run_dir, "metrics.jsonl")))
-        if config.tensorboard:
-            self._tensorboard = TensorBoard(os.path.join(config.run_dir, "tensorboard"))
-            self._log.append(self._tensorboard)
-
-    def _write_settings(self) -> None:
-        t = self._trainer
-        assert t.config.run_dir is not None
-        files.write_config(t, self.saving.run_id)
-        for name, text in t.run_files.items():
-            files.write_text(os.path.join(t.config.run_dir, name), text)
-
-    def _early(self) -> list[Hook]:
-        return [self._early_stop] if self._early_stop is not None else []
-
-    def _write_summary(self, status: str, reason: str) -> None:
-        if not self.writes or self._folder is None:
-            return
-        seconds = {k: round(v, 3) for k, v in self._ledger.seconds().items()}
-        counts = {"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks}
-        checks = {"finite": "every step", "replicas": self._replicas.summary()}
-        try:
-            self._folder.check_there()
-            files.write_summary(self._trainer, status, reason, self._results, seconds, counts, checks)
-        except (OSError, LockstepError) as error:
-            if status != "failed":  # else the first error is the one to report
-                raise LockstepError(f"summary.json of run_dir={self._folder.path} was not written: {error}") from error
-
-    def say(self, line: str) -> None:
-        """One line for people, from the chief only."""
-        if line and self._trainer.config.progress != "off" and self._trainer.cluster.is_chief:
-            print(line, flush=True)
+    def _summarise(self, status: str, reason: str) -> None:
+        self.reports.write_summary(
+            status,
+            reason,
+            seconds={k: round(v, 3) for k, v in self._ledger.seconds().items()},
+            counts={"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks},
+            checks={"finite": "every step", "replicas": self._replicas.summary()},
+        )
 
     def _say_start(self, goal: int | None) -> None:
         t = self._trainer
         for line in t.describe():
-            self.say(line)
-        self.say(self.source.describe())
-        self.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
-        self.say(self._replicas.describe())
+            self.reports.say(line)
+        self.reports.say(self.source.describe())
+        self.reports.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
+        self.reports.say(self._replicas.describe())
 
     # --- the rest ------------------------------------------------------------------------------------------------
 
@@ -430,18 +379,3 @@ class Run:
         """Makes the next step and the next evaluation trace again."""
         self._loop = self._make_loop()
         self._evaluation.forget_traces()
-
-    @contextlib.contextmanager
-    def summaries(self, step: tf.Tensor) -> Iterator[None]:
-        """Lets ``tf.summary`` calls in a step write to TensorBoard: once, at the true step, when a record is due."""
-        every = self._trainer.config.log_every
-        if self._tensorboard is None or not every:
-            with tf.summary.record_if(False):
-                yield
-            return
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        due = tf.equal(step % every, 0) & tf.equal(replica, 0)
-        writer = self._tensorboard.train_writer
-        # The empty name scope is the root: a tag is what the user wrote, without the scopes of the compiled loop.
-        with writer.as_default(step=step), tf.summary.record_if(due), tf.name_scope(""):
-            yield
