@@ -1,6 +1,6 @@
 """One worker of a gang that trains on a user's tf.data.Dataset; writes what each replica saw to OUT/worker-I.json.
 
-python tests/field/data_worker.py OUT
+python tests/field/data_worker.py OUT, where OUT holds the TFRecord files
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -37,10 +37,10 @@ class Weight(tf.Module):
         self.w = tf.Variable(1.0)
 
 
-class OneFile(Trainer):
-    """Examples of one TFRecord file, shuffled without a seed, as dicts of two features and a label."""
+class FromFiles(Trainer):
+    """Examples of TFRecord files, shuffled without a seed, as dicts of two features and a label."""
 
-    file = ""
+    files: ClassVar[Sequence[str]] = ()
 
     def build_model(self) -> Any:
         return Weight()
@@ -53,7 +53,7 @@ class OneFile(Trainer):
             x = tf.io.parse_single_example(record, {"id": tf.io.FixedLenFeature([], tf.int64)})["id"]
             return {"x": tf.cast(x, tf.float32), "name": tf.strings.as_string(x)}, tf.cast(x, tf.int32)
 
-        return tf.data.TFRecordDataset([self.file]).map(parse)
+        return tf.data.TFRecordDataset(list(self.files)).map(parse)
 
     def train_data(self) -> Any:
         return self._read().shuffle(100).batch(BATCH)
@@ -85,9 +85,9 @@ seen: list[dict[str, float]] = []
 
 
 def main(out: pathlib.Path) -> None:
-    OneFile.file = str(out / "one.tfrecord")
+    FromFiles.files = sorted(map(str, out.glob("*.tfrecord")))
     config = RunConfig(train_epochs=EPOCHS, global_batch_size=BATCH, device="cpu", num_replicas=1, seed=1)
-    trainer = OneFile(config)
+    trainer = FromFiles(config)
     result = trainer.train(evaluate=False)
     evaluated = trainer.evaluate()
     values = {"seen": seen, "step": trainer.step, "result": result, "evaluated": evaluated}

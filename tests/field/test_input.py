@@ -66,20 +66,37 @@ def test_c012_a_replica_without_examples_adds_nothing(tmp_path: pathlib.Path, re
 _gang: list[list[dict[str, Any]]] = []
 
 
-@pytest.fixture
-def gang(run_workers: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two workers saw of one TFRecord file of 46 examples in two shuffled passes; made once."""
-    if not _gang:
-        out = tmp_path_factory.mktemp("gang")
-        with tf.io.TFRecordWriter(str(out / "one.tfrecord")) as writer:
-            for i in range(COUNT):
+def _run_gang(run_workers: Callable[..., list[Any]], out: pathlib.Path, files: int, limit: float) -> list[Any]:
+    """What two workers saw of 46 examples in TFRecord files, in two shuffled passes."""
+    for number in range(files):
+        with tf.io.TFRecordWriter(str(out / f"{number}.tfrecord")) as writer:
+            for i in range(number, COUNT, files):
                 feature = {"id": tf.train.Feature(int64_list=tf.train.Int64List(value=[i]))}
                 writer.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
-        done = run_workers(2, str(out), script="tests/field/data_worker.py", timeout=150)
-        assert [d.code for d in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
-        assert "split over 2 workers by data" in done[0].stdout
-        _gang.append([json.loads((out / f"worker-{i}.json").read_text()) for i in range(2)])
+    done = run_workers(2, str(out), script="tests/field/data_worker.py", timeout=limit)
+    assert [d.code for d in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
+    assert "split over 2 workers by data" in done[0].stdout
+    return [json.loads((out / f"worker-{i}.json").read_text()) for i in range(2)]
+
+
+@pytest.fixture
+def gang(run_workers: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Two workers on one file; made once."""
+    if not _gang:
+        _gang.append(_run_gang(run_workers, tmp_path_factory.mktemp("gang"), 1, 150))
     return _gang[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("again", range(10))
+def test_c024_no_run_hangs(
+    run_workers: Callable[..., list[Any]], tmp_path: pathlib.Path, files: int, again: int
+) -> None:
+    workers = _run_gang(run_workers, tmp_path, files, 60)
+    assert [w["step"] for w in workers] == [EPOCHS * -(-COUNT // BATCH)] * 2
+    assert [sum(s["rows"] for s in w["seen"]) for w in workers] == [EPOCHS * COUNT] * 2
 
 
 def test_c021_a_dict_of_features_reaches_the_step_of_two_workers(gang: list[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from framework import LossOutput, Trainer, step_seed
+from framework import LossOutput, Sum, Trainer, step_seed
 from input_pipelines import from_arrays
-from tests.helpers import Ids, ids_by_step, saved, settings, tree
+from tests.helpers import Ids, column, decode_ids, ids_by_step, records, saved, settings, tree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -40,25 +41,71 @@ def test_c075_a_resumed_run_sees_what_an_unbroken_one_sees(tmp_path: pathlib.Pat
     assert ids_by_step(tmp_path / "resumed") == ids_by_step(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize(("replicas", "batch"), [(1, 12), (2, 12), (3, 12), (2, 6)])
-def test_the_stream_goes_on_on_any_replicas_and_batch(tmp_path: pathlib.Path, replicas: int, batch: int) -> None:
-    """Stopped after 3 steps of 12; then the same stream in other pieces."""
-    usual = {"global_batch_size": 12, "train_steps": 8, "seed": 5}
-    Stream(settings(run_dir=tmp_path / "unbroken", **usual)).train()
-    Stream(settings(run_dir=tmp_path / "cut", **usual)).train(3)
-    rest = 60 // batch
-    config = settings(
-        run_dir=tmp_path / "cut",
-        **{**usual, "global_batch_size": batch, "train_steps": 3 + rest},
-        num_replicas=replicas,
+class Long(Stream):
+    """120 ids; a float64 holds only 53 as powers of 2, so three figures hold 40 each."""
+
+    xs = np.arange(120, dtype=np.float32)
+
+    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+        figures = {"rows": Sum(tf.ones_like(batch))}
+        for part in range(3):
+            inside = (batch >= 40 * part) & (batch < 40 * (part + 1))
+            power = tf.pow(tf.constant(2.0, tf.float64), tf.cast(batch, tf.float64) - 40 * part)
+            figures[f"ids{part}"] = Sum(tf.where(inside, power, tf.zeros_like(power)))
+        return LossOutput(loss=model.w * batch, metrics=figures)
+
+
+def long_ids(run_dir: Any) -> list[list[int]]:
+    """Ids of each step of a ``Long`` run; within a step rising; asserts that none came twice in a step."""
+    steps = [[40 * part + i for part in range(3) for i in decode_ids(r[f"ids{part}"])] for r in records(run_dir)]
+    assert [len(ids) for ids in steps] == column(run_dir, "rows")
+    return steps
+
+
+LONG = {"global_batch_size": 12, "train_steps": 14, "seed": 5}  # an epoch is 10 steps
+
+
+@pytest.fixture(scope="module")
+def long_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Folders of ``Long``: unbroken; stopped after 3 steps; killed with SIGKILL behind the checkpoint of step 3."""
+    folder = tmp_path_factory.mktemp("long")
+    Long(settings(run_dir=folder / "unbroken", **LONG)).train()
+    Long(settings(run_dir=folder / "stopped", **LONG)).train(3)
+    script = (
+        "import os, signal, sys\n"
+        "os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+        "from framework import AtSteps, Scheduled\n"
+        "from tests.field.test_resume import LONG, Long\n"
+        "from tests.helpers import settings\n"
+        "class Killed(Long):\n"
+        "    def hooks(self):\n"
+        "        return [Scheduled(AtSteps([4]), self.end)]\n"
+        "    def end(self, *_):\n"
+        "        self._run.saving.wait()\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"Killed(settings(run_dir={str(folder / 'killed')!r}, checkpoint_every=3, **LONG)).train()\n"
     )
-    Stream(config.replace(resume_anyway=True)).train()
-    whole, cut = ids_by_step(tmp_path / "unbroken"), ids_by_step(tmp_path / "cut")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert len(records(folder / "killed")) > 3  # it had gone further than what it saved
+    return {name: folder / name for name in ("unbroken", "stopped", "killed")}
+
+
+@pytest.mark.parametrize(("replicas", "batch"), [(1, 12), (2, 12), (3, 12), (1, 6), (2, 6)])
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_the_stream_goes_on_on_any_replicas_and_batch(
+    tmp_path: pathlib.Path, long_runs: dict[str, Any], how: str, replicas: int, batch: int
+) -> None:
+    """The rest of an unbroken run of 14 steps, in the same or in smaller pieces."""
+    run_dir = shutil.copytree(long_runs[how], tmp_path / "run")
+    parts = 12 // batch
+    changes = {"global_batch_size": batch, "train_steps": 3 + 11 * parts, "num_replicas": replicas}
+    Long(settings(run_dir=run_dir, **{**LONG, **changes}, resume_anyway=True)).train()
+    whole, cut = long_ids(long_runs["unbroken"]), long_ids(run_dir)
+    assert sorted(i for step in whole[:10] for i in step) == list(range(120))
     assert cut[:3] == whole[:3]
-    joined = [
-        sorted(i for step in cut[3 + k * 12 // batch : 3 + (k + 1) * 12 // batch] for i in step) for k in range(5)
-    ]
-    assert joined == whole[3:]
+    rest = cut[3:]
+    assert [sorted(i for step in rest[k : k + parts] for i in step) for k in range(0, len(rest), parts)] == whole[3:]
 
 
 class Noisy(Trainer):
