@@ -21,6 +21,7 @@ def train(command: flags.Command) -> int:
     config = command.config
     trainer = command.task_class(config, **command.options)
     trainer.task_name = command.task
+    trainer.count_from_process_start()
     chatty = config.progress != "off" and trainer.cluster.is_chief
     if chatty:
         print(devices.discover().table(), flush=True)

@@ -304,6 +304,13 @@ class RunConfig:
     nonfinite_budget: int = _option(
         10, "checks", "skip, rollback: so many non-finite steps are borne; one more stops the run.", low=0
     )
+    hang_limit: float = _option(
+        0.0,
+        "checks",
+        "Seconds without progress after which the run ends with code 4; ten times as many for the start and the first "
+        "evaluation. 0: learned from the run's own steps; -1: never.",
+        low=-1.0,
+    )
     check_replicas_every: int = _option(
         1000,
         "checks",

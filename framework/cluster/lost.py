@@ -13,12 +13,13 @@ _TASK = re.compile(r"/task:(\d+)")
 
 
 @contextlib.contextmanager
-def as_peer_lost(cluster: Cluster, where: Callable[[], str]) -> Iterator[None]:
+def as_peer_lost(cluster: Cluster, where: Callable[[], str], blame: Callable[[], str]) -> Iterator[None]:
     """Raises PeerLost for the errors by which TensorFlow says, inside the block, that another worker does not answer.
 
     Args:
       cluster: with one worker nothing is changed.
       where: says how far the run has come; for the message.
+      blame: says which workers ended or fell silent; empty: nothing is known but what TensorFlow says.
     """
     import tensorflow as tf
 
@@ -29,7 +30,7 @@ def as_peer_lost(cluster: Cluster, where: Callable[[], str]) -> Iterator[None]:
         if cluster.num_workers == 1:
             raise
         raise PeerLost(
-            f"{_who(cluster, str(error))} {where()}; start all workers again: {_first_line(error)}"
+            f"{blame() or _who(cluster, str(error))}, {where()}; start all workers again: {_first_line(error)}"
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -35,15 +35,18 @@ class Evaluation:
         """Makes the next evaluation trace again."""
         self._sets = None
 
-    def run(self) -> dict[str, dict[str, float]]:
+    def run(self, beat: Callable[[], None] = lambda: None) -> dict[str, dict[str, float]]:
         """Figures of each set by name; the only set has the empty name.
+
+        Args:
+          beat: called where something was done.
 
         Raises:
           ConfigError: a set has no example, or no end.
         """
         self.check()
         with self._trainer.averaged_weights():
-            return {name: self._run_one(name, feed, loop) for name, (feed, loop) in self._open().items()}
+            return {name: self._run_one(name, feed, loop, beat) for name, (feed, loop) in self._open().items()}
 
     def check(self) -> None:
         """Raises ConfigError if there is no evaluation data."""
@@ -63,13 +66,14 @@ class Evaluation:
         """Any set's feed, for its element spec."""
         return next((feed for feed, _ in self._open().values()), None)
 
-    def _run_one(self, name: str, feed: Feed, loop: CompiledLoop) -> dict[str, float]:
+    def _run_one(self, name: str, feed: Feed, loop: CompiledLoop, beat: Callable[[], None]) -> dict[str, float]:
         feed.restart()
         window, done = Window(), 0
         while feed.limit is None or done < feed.limit:
             steps = _BATCHES_PER_CALL if feed.limit is None else min(_BATCHES_PER_CALL, feed.limit - done)
             result = loop(feed, done + 1, steps)
             window.add(result)
+            beat()
             done += result.steps
             if result.ended:
                 break

@@ -16,7 +16,16 @@ from framework.errors import ConfigError, LockstepError
 
 LOCK = ".lock"
 # What a run writes besides checkpoints.
-_FILES = ("config.json", "flags.txt", "metrics.jsonl", "summary.json", "tensorboard", "export", "replica_check")
+_FILES = (
+    "config.json",
+    "flags.txt",
+    "metrics.jsonl",
+    "summary.json",
+    "tensorboard",
+    "export",
+    "replica_check",
+    "attempts.jsonl",
+)
 
 
 class RunFolder:

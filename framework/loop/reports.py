@@ -81,11 +81,12 @@ class Reports:
         """Why an early stop is due; empty: it is not."""
         return (self._early_stop.reason or "") if self._early_stop is not None else ""
 
-    def record(self, figures: Mapping[str, float]) -> None:
-        """Tells the hooks the figures of the steps since the last record."""
+    def record(self, figures: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+        """Tells the hooks the figures of the steps since the last record; TensorBoard the run's seconds by phase too."""
         self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
         for hook in self._log:
-            hook(self._trainer.step, dict(figures))
+            time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}
+            hook(self._trainer.step, {**figures, **time})
 
     def graph(self, graph: tf.Graph | None) -> None:
         """Writes the step's graph for TensorBoard, at a run's beginning."""

@@ -28,8 +28,9 @@ from framework.loop.saving import Saving
 from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
-from framework.monitor.ledger import Ledger
+from framework.monitor.ledger import Ledger, sentence, summed
 from framework.monitor.replica_check import ReplicaCheck
+from framework.monitor.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
@@ -55,9 +56,18 @@ class Run:
         self._trained = False
         self._signals = StopSignals(config.max_minutes)
         self._per_loop = config.steps_per_loop or 1
-        self._ledger = Ledger()
-        self._replicas = ReplicaCheck(trainer, self._ledger)
+        self.ledger = Ledger()
+        self._watchdog = Watchdog(
+            ledger=self.ledger,
+            cluster=trainer.cluster,
+            run_dir=config.run_dir,
+            hang_limit=config.hang_limit,
+            tell=self.reports.say,
+            last_words=lambda reason: self._summarise("failed", reason),
+        )
+        self._replicas = ReplicaCheck(trainer, self.ledger)
         self._evaluated_at = -1
+        self._lost_until = 0  # the step that an earlier process of this run had reached
         self._skipped = 0
         self._hooks: list[Scheduled] = []
 
@@ -99,6 +109,7 @@ class Run:
             self._trained = True
             self._trainer.check_cluster()
             self._enter(stack, training=True)
+            self.ledger.step = self._trainer.step
             return self._train(steps, evaluate=evaluate)
 
     def _train(self, steps: int | None, *, evaluate: bool) -> dict[str, float]:
@@ -109,6 +120,12 @@ class Run:
         if (goal is not None and t.step >= goal) or (steps is None and self.source.passes_done):
             self.reports.say(f"step {t.step} of {goal or t.step} is reached already: nothing is left to do")
             return {}
+        with self._watchdog.watching(files=True):
+            self._lost_until = max((beat.step for beat in self._watchdog.earlier), default=0)
+            return self._train_to(goal, evaluate=evaluate, to_total=steps is None)
+
+    def _train_to(self, goal: int | None, *, evaluate: bool, to_total: bool) -> dict[str, float]:
+        t, config = self._trainer, self._trainer.config
         t.build()
         evaluate = evaluate and self._evaluation.exists
         if config.keep_best or config.stop_when:
@@ -124,17 +141,17 @@ class Run:
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         status, reason = "failed", ""
-        self._ledger.start()
         started: list[Any] = []
         try:
-            with self._signals.listening(), as_peer_lost(t.cluster, self.saving.how_far):
+            with self._signals.listening(), as_peer_lost(t.cluster, self.saving.how_far, self._watchdog.blame):
                 for hook in [*self.reports.hooks(), *(s.hook for s, _ in hooks)]:
                     if isinstance(hook, Hook):
                         hook.begin(t)
                         started.append(hook)
                 self.reports.ready_to_trace()
-                status, reason = self._steps(goal, feed, hooks, evaluate, steps is None)
-                self.saving.wait()
+                status, reason = self._steps(goal, feed, hooks, evaluate, to_total)
+                with self.ledger.timed("checkpoint"):
+                    self.saving.finish()
         except BaseException as error:
             status = "failed"
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -147,6 +164,7 @@ class Run:
             self._summarise(status, reason)
         if reason:
             self.reports.say(reason)
+        self.reports.say(sentence(self._seconds()))
         if status == "interrupted":
             raise KeyboardInterrupt
         if status == "preempted":
@@ -174,7 +192,9 @@ class Run:
             limit = min(boundary, math.inf if goal is None else goal) - t.step
             limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
-            result = self._loop(feed, t.step + 1, count)
+            self.ledger.start()
+            with self.ledger.timed("train" if compiled else "compile", units=count):
+                result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
             if self._folder is not None:
                 self._folder.check_there()
@@ -232,17 +252,17 @@ class Run:
 
     def _account(self, result: LoopResult, compiled: bool) -> None:
         """Moves step and position by what was consumed, and books the time."""
-        self._trainer.advance(result.steps - int(result.failed))
+        t = self._trainer
+        t.advance(result.steps - int(result.failed))
         if result.steps:
             self.source.account(result)
         self._skipped += result.skipped
-        if compiled:
+        self.ledger.step = t.step
+        if compiled and result.steps:
             waited = 0.0 if math.isnan(result.waited) else result.waited
-            self._ledger.add("train", result.seconds - waited)
-            if not math.isnan(result.waited):
-                self._ledger.add("input_wait", waited)
-        else:
-            self._ledger.add("first_step", result.seconds)
+            self.ledger.move(waited, "train", "input_wait")
+            lost = min(max(self._lost_until - (t.step - result.steps), 0), result.steps)
+            self.ledger.move((result.seconds - waited) * lost / result.steps, "train", "again")
 
     def _go_back(self, goal: int | None) -> Feed:
         """Rollback: weights, slots and step of the last checkpoint, data from behind the step that failed."""
@@ -272,7 +292,7 @@ class Run:
     def _record(self, log: Window) -> None:
         figures = log.figures(self._loop.layout)
         log.clear()
-        self.reports.record(figures)
+        self.reports.record(figures, self._seconds())
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
@@ -281,6 +301,7 @@ class Run:
         self._evaluation.check()
         with contextlib.ExitStack() as stack:
             writes = self._enter(stack, training=False)
+            stack.enter_context(self._watchdog.watching(files=False))
             self._trainer.build()
             self.reports.start(writes)
             if writes and self._folder is not None and not self._folder.settings():
@@ -317,8 +338,8 @@ class Run:
     def _evaluate_here(self, *, writes: bool = True) -> dict[str, dict[str, float]]:
         """Evaluates and tells the hooks; without ``writes`` only those that write no file of the run."""
         t = self._trainer
-        with self._ledger.timed("evaluate"):
-            results = self._evaluation.run()
+        with self.ledger.timed("evaluate"):
+            results = self._evaluation.run(self.ledger.beat)
         self._evaluated_at = t.step
         self.reports.results.update(flat(results, "eval/"))
         hooks = [*self.reports.hooks(writes=writes), *(s.hook for s in self._hooks if isinstance(s.hook, Hook))]
@@ -326,7 +347,7 @@ class Run:
             for hook in hooks:
                 hook.evaluated(t.step, name, values)
         if writes:
-            with self._ledger.timed("checkpoint"):
+            with self.ledger.timed("checkpoint"):
                 self.saving.save_if_best(flat(results, ""))
         return results
 
@@ -345,7 +366,11 @@ class Run:
                 claimed.append(stack.enter_context(self._folder.claim(required=training)))
             return bool(claimed and claimed[0])
 
-        for line in self.saving.restore(claim, training=training):
+        with self.ledger.timed("recovery"):
+            lines = self.saving.restore(claim, training=training)
+        if not self._trainer.step:  # there was nothing to go on from
+            self.ledger.move(math.inf, "recovery", "start_up")
+        for line in lines:
             self.reports.say(line)
         if claimed == [False]:
             self.reports.say(f"run_dir={self._trainer.config.run_dir} is in use or read-only: nothing is written to it")
@@ -353,15 +378,23 @@ class Run:
 
     def _save(self) -> None:
         figures = {n[5:]: v for n, v in self.reports.results.items() if n.startswith("eval/")}
-        with self._ledger.timed("checkpoint"):
+        with self.ledger.timed("checkpoint"):
             self.saving.save(figures if self._evaluated_at == self._trainer.step else {})
+
+    def _seconds(self) -> dict[str, float]:
+        """Seconds by phase of all processes of the run, this one and those before a restart."""
+        return summed([*self._watchdog.earlier_seconds(), self.ledger.seconds()])
 
     def _summarise(self, status: str, reason: str) -> None:
         self.reports.write_summary(
             status,
             reason,
-            seconds={k: round(v, 3) for k, v in self._ledger.seconds().items()},
-            counts={"nonfinite_steps": self._skipped, "rollbacks": self.alarms.rollbacks},
+            seconds={k: round(v, 3) for k, v in self._seconds().items()},
+            counts={
+                "nonfinite_steps": self._skipped,
+                "rollbacks": self.alarms.rollbacks,
+                "restarts": len(self._watchdog.earlier),
+            },
             checks={"finite": "every step", "replicas": self._replicas.summary()},
         )
 
@@ -372,6 +405,7 @@ class Run:
         self.reports.say(self.source.describe())
         self.reports.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
         self.reports.say(self._replicas.describe())
+        self.reports.say(self._watchdog.describe())
 
     # --- the rest ------------------------------------------------------------------------------------------------
 

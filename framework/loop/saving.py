@@ -283,6 +283,27 @@ class Saving:
         if self._store is not None:
             self._store.wait()
 
+    def finish(self) -> None:
+        """Waits until the last save is on the disk, on all workers: a launcher may end all when one has ended.
+
+        Raises:
+          LockstepError: it failed; on all workers alike.
+        """
+        t = self._trainer
+        if t.cluster.num_workers == 1:
+            self.wait()
+            return
+        failed: LockstepError | None = None
+        try:
+            self.wait()
+        except LockstepError as error:
+            failed = error
+        texts = exchange(t.strategy, t.cluster, str(failed)[:_LONGEST] if failed else "")
+        if failed is not None:
+            raise failed
+        if texts[0]:
+            raise LockstepError(f"worker 0: {texts[0]}")
+
 
 def _plan(kind: str, found: Manifest) -> dict[str, Any]:
     return {"kind": kind, "step": found.step, "checksum": found.checksum}

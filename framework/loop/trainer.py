@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import psutil
 import tensorflow as tf
 
 from framework import optimizers
@@ -322,6 +324,12 @@ class Trainer:
     def deals_by_plan(self) -> bool:
         """Whether the training data is a pipeline, which deals out rows as ``BatchPlan`` says."""
         return isinstance(self._run.source.data, Pipeline)
+
+    def count_from_process_start(self) -> None:
+        """Counts the time since this process began as start-up, for a program that does nothing else than to train."""
+        ledger = self._run.ledger
+        age = time.time() - psutil.Process().create_time()
+        ledger.backdate(age - ledger.seconds()["total"])
 
     def check_cluster(self) -> None:
         """Raises ConfigError if the cluster settings changed after the trainer was made: they would be ignored."""
