@@ -128,6 +128,9 @@ class RunConfig:
     worker_port: int = _option(
         0, "cluster", "slurm: port of a node's first task, the next has the next; 0: by job.", low=0, high=65535
     )
+    mixed_workers: bool = _option(
+        False, "cluster", "Start although versions, code, settings or data differ over the workers."
+    )
     collective_timeout: float = _option(
         0.0, "cluster", "Seconds a collective, or the start, may wait for other workers; 0: no limit.", low=0.0
     )

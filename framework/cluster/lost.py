@@ -47,5 +47,5 @@ def _who(cluster: Cluster, text: str) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    useful = [line for line in lines if not line.startswith(("Graph execution error", "Detected at node"))]
+    useful = [line for line in lines if not line.startswith(("Graph execution error", "Detected at node", 'File "'))]
     return (useful or lines or [type(error).__name__])[0][:300]

@@ -3,26 +3,30 @@
 Each worker holds its own port meanwhile, so that a port that another program has is named at once. Worker 0 listens;
 the others connect to it and stay until it says ``go``. What crosses are short lines of text:
 
-    worker I -> worker 0    lockstep 1 I N        its index and the number of workers it knows of
-                            lockstep taken I N    the same, but its port is taken, so it will not come
-    worker 0 -> worker I    wait 2,3 | gone 2,3 | taken I | no REASON | go
+    worker I -> worker 0    lockstep 2 I N FACTS    its index, the number of workers it knows of, what it says of itself
+                            lockstep taken I N      its port is taken, so it will not come
+    worker 0 -> worker I    wait 2,3 | gone 2,3 | taken I | no REASON | differ TABLE | go
+
+FACTS and TABLE are JSON: see ``framework.cluster.preflight``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from framework.cluster.addresses import Cluster, short
+from framework.cluster.preflight import differences
 from framework.errors import ConfigError, PeerLost
 
-_HELLO, _TAKEN = "lockstep 1", "lockstep taken"
+_HELLO, _TAKEN = "lockstep 2", "lockstep taken"
 _LONGEST = 200_000  # bytes of a line: 16,384 indices fit
 _TICK = 0.2  # seconds between two looks
 _TELL = 5.0  # seconds in which a worker whose port is taken tries to tell worker 0
@@ -51,6 +55,7 @@ def taken_mark(address: str) -> str:
 def roll_call(
     cluster: Cluster,
     limit: float,
+    facts: Mapping[str, str] | None = None,
     *,
     say: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -60,6 +65,7 @@ def roll_call(
     Args:
       cluster: who takes part, and which of them this process is.
       limit: seconds to wait; 0: for ever, with a line on stderr every half minute.
+      facts: what this worker says of itself, which has to be the same on all; see ``framework.cluster.preflight``.
       say: takes the lines for people; stderr if None.
       clock: seconds, rising.
 
@@ -67,7 +73,7 @@ def roll_call(
       PortTaken: the port of this worker is in use.
       PeerLost: some did not come within the limit, or cannot because their port is taken, or for half a minute another
         program answers at the address of worker 0; the message names them.
-      ConfigError: another worker was told of another number of workers.
+      ConfigError: another worker was told of another number of workers, or what workers say of themselves differs.
     """
     try:
         with _held(cluster.workers[cluster.index]) as listener:
@@ -75,9 +81,9 @@ def roll_call(
                 return
             wait = _Wait(cluster, limit, say or _say, clock)
             if cluster.index == 0:
-                _call(cluster, listener, wait)
+                _call(cluster, listener, wait, facts or {})
             else:
-                _answer(cluster, wait)
+                _answer(cluster, wait, facts or {})
     except PortTaken:
         if cluster.index:
             _tell(cluster)
@@ -169,6 +175,7 @@ class _Peer:
     def __init__(self, connection: socket.socket):
         connection.settimeout(5.0)
         self.connection = connection
+        self.facts: Mapping[str, str] = {}
         self._data = b""
 
     def lines(self) -> list[str] | None:
@@ -181,7 +188,7 @@ class _Peer:
         *whole, self._data = self._data.split(b"\n")
         if not data or len(self._data) > _LONGEST:
             return None
-        return [line.decode("ascii", "replace") for line in whole]
+        return [line.decode("utf-8", "replace") for line in whole]
 
     def send(self, line: str) -> bool:
         """False: it is over."""
@@ -192,7 +199,7 @@ class _Peer:
         return True
 
 
-def _call(cluster: Cluster, listener: socket.socket, wait: _Wait) -> None:
+def _call(cluster: Cluster, listener: socket.socket, wait: _Wait, facts: Mapping[str, str]) -> None:
     """What worker 0 does."""
     count = cluster.num_workers
     unknown: list[_Peer] = []
@@ -230,15 +237,19 @@ def _call(cluster: Cluster, listener: socket.socket, wait: _Wait) -> None:
                     its = _hello(lines[0].replace(_TAKEN, _HELLO), count)
                     if isinstance(its, int):
                         away, linger, told = its, time.monotonic() + _TELL, -1
-                if isinstance(said, int):
+                if isinstance(said, int) and lines:
+                    peer.facts = _facts(lines[0])
                     present[said] = peer  # a worker that calls again has lost its first connection
                     told = -1
                     continue
                 if said:
                     peer.send(f"no {said}")
                 peer.connection.close()
+        differ = differences({0: facts, **{i: peer.facts for i, peer in present.items()}}, cluster)
         for peer in present.values():
-            peer.send("go")
+            peer.send(f"differ {json.dumps(differ)}" if differ else "go")
+        if differ:
+            raise ConfigError(differ)
 
 
 def _drop(present: dict[int, _Peer], indices: list[int]) -> None:
@@ -248,7 +259,7 @@ def _drop(present: dict[int, _Peer], indices: list[int]) -> None:
 
 def _hello(line: str, count: int) -> int | str:
     """The index a worker says it has, or why it cannot take part; empty: it is no worker."""
-    words = line.removeprefix(_HELLO).split()
+    words = line.removeprefix(_HELLO).split(maxsplit=2)[:2]
     if not line.startswith(_HELLO) or len(words) != 2 or not all(w.isascii() and w.isdigit() for w in words):
         return ""
     index, its = words
@@ -257,14 +268,23 @@ def _hello(line: str, count: int) -> int | str:
     return int(index) if len(index) <= 10 and 0 < int(index) < count else f"there is no worker {index[:10]}"
 
 
-def _answer(cluster: Cluster, wait: _Wait) -> None:
+def _facts(line: str) -> dict[str, str]:
+    """What a worker says of itself in its line; what cannot be read is nothing, and so differs from all others."""
+    try:
+        value = json.loads(line.removeprefix(_HELLO).split(maxsplit=2)[2])
+    except (IndexError, ValueError):
+        return {}
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _answer(cluster: Cluster, wait: _Wait, facts: Mapping[str, str]) -> None:
     """What the other workers do."""
     strange_since: float | None = None
     note: str | None = ""
     while True:
         try:
             with _connection(cluster) as connection:
-                note = _listen(cluster, connection, wait, note or "")
+                note = _listen(cluster, connection, wait, note or "", facts)
         except OSError as error:  # not there yet, or its name is not known yet
             note, strange_since = f" ({error.strerror or error})", None
         if note is None:
@@ -284,14 +304,16 @@ def _answer(cluster: Cluster, wait: _Wait) -> None:
 _SAYS = " (what answers at its address says "
 
 
-def _listen(cluster: Cluster, connection: socket.socket, wait: _Wait, note: str) -> str | None:
+def _listen(
+    cluster: Cluster, connection: socket.socket, wait: _Wait, note: str, facts: Mapping[str, str]
+) -> str | None:
     """Goes by what worker 0 says; None: go. Else the connection is over: a note on what is there instead.
 
     Args:
       note: of the connection before, for the message while nothing has been heard on this one.
     """
     peer = _Peer(connection)
-    lines: Any = [] if peer.send(f"{_HELLO} {cluster.index} {cluster.num_workers}") else None
+    lines: Any = [] if peer.send(f"{_HELLO} {cluster.index} {cluster.num_workers} {json.dumps(facts)}") else None
     silent_at: float | None = time.monotonic() + _SILENT
     missing = [0]
     while lines is not None:
@@ -301,6 +323,8 @@ def _listen(cluster: Cluster, connection: socket.socket, wait: _Wait, note: str)
                 return None
             if word == "no":
                 raise ConfigError(f"{rest}; give all workers the same, for example --workers=a:2222,b:2222")
+            if word == "differ":
+                raise ConfigError(_table(rest))
             indices = _indices(rest, cluster)
             if word not in ("wait", "gone", "taken") or not indices:
                 return f"{_SAYS}{short(line[:40])})"
@@ -317,6 +341,13 @@ def _listen(cluster: Cluster, connection: socket.socket, wait: _Wait, note: str)
             raise wait.lost(missing, known)
         lines = peer.lines() if _ready([connection]) else []
     return "" if silent_at is None else f"{_SAYS}nothing)"
+
+
+def _table(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text
 
 
 def _ready(sockets: list[socket.socket]) -> list[socket.socket]:

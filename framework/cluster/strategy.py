@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from framework.cluster.addresses import Cluster
@@ -190,11 +190,15 @@ def _early(what: str, setter: Any, *args: Any) -> None:
         ) from error
 
 
-def build(choice: Choice, config: RunConfig, cluster: Cluster) -> Any:
+def build(choice: Choice, config: RunConfig, cluster: Cluster, facts: Mapping[str, str] | None = None) -> Any:
     """Makes the ``tf.distribute.Strategy``; call ``configure_devices`` first.
 
+    Args:
+      choice, config, cluster: what was resolved.
+      facts: what this worker says of itself and all must agree on; see ``framework.cluster.preflight``.
+
     Raises:
-      ConfigError: the server of this worker cannot be started, or ops were run before.
+      ConfigError: the server of this worker cannot be started, ops were run before, or workers differ.
       PeerLost: with several workers: some did not come within ``collective_timeout`` seconds.
     """
     import tensorflow as tf
@@ -224,7 +228,7 @@ def build(choice: Choice, config: RunConfig, cluster: Cluster) -> Any:
         num_accelerators={"GPU": choice.num_replicas} if choice.device == "gpu" else {},
     )
     # TensorFlow itself would wait for peers without a word and without a limit.
-    roll_call(cluster, config.collective_timeout)
+    roll_call(cluster, config.collective_timeout, facts)
     several = _cpu_devices(choice.num_replicas) if choice.device == "cpu" else contextlib.nullcontext()
     try:
         with several:

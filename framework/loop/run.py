@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import time
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from framework.cluster.agree import exchange
 from framework.cluster.lost import as_peer_lost
+from framework.cluster.preflight import differences
 from framework.errors import ConfigError, LockstepError, Preempted
 from framework.hooks import EveryNSteps, Hook, Never, Scheduled
 from framework.hooks.early_stop import check_condition
@@ -133,6 +136,7 @@ class Run:
             self.saving.check_best(known)
             check_condition(config.stop_when, known)
         feed = self.source.open(goal)
+        self._compare_data()
         self._hooks = list(t.hooks())
         # From here on files are written: what can be refused has been.
         self.reports.start(self.reports.writes)
@@ -170,6 +174,16 @@ class Run:
         if status == "preempted":
             raise Preempted(f"asked to stop at step {t.step}; the same command goes on from there")
         return self.reports.results
+
+    def _compare_data(self) -> None:
+        """Raises ConfigError, on all workers alike, if their data differ."""
+        t = self._trainer
+        if t.cluster.num_workers == 1 or t.config.mixed_workers:
+            return
+        texts = exchange(t.strategy, t.cluster, json.dumps(self.source.fingerprint()))
+        table = differences({i: json.loads(text) for i, text in enumerate(texts)}, t.cluster)
+        if table:
+            raise ConfigError(table)
 
     def _steps(
         self, goal: int | None, feed: Feed, hooks: list[tuple[Scheduled, Window]], evaluate: bool, to_total: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -47,6 +48,30 @@ class Source:
     def describe(self) -> str:
         """One line about where the data comes from and who reads what."""
         return self._trainer.input_options.describe(data_kind(self.data))
+
+    def fingerprint(self) -> dict[str, str]:
+        """What tells this worker's data from other data: its form, its length, the bytes of its first and last example.
+
+        Examples are read of a pipeline only; of a dataset they could be those of this worker alone.
+        """
+        data, kind = self.data, data_kind(self.data)
+        found = {"data": kind}
+        if kind == "dataset":
+            spec = str(data.element_spec)
+            spec = spec if len(spec) <= 200 else hashlib.sha256(spec.encode()).hexdigest()[:12]
+            found |= {"data's elements": spec, "data's batches": str(data_size(data))}
+        elif kind == "pipeline":
+            found["data's examples"] = str(data.size)
+            for name, index in {"first": 0, "last": (data.size or 1) - 1}.items():
+                plan = BatchPlan(global_batch_size=1, start=index, stop=index + 1, training=False)
+                digest = hashlib.sha256()
+                for row in data.batches(plan).take(1):
+                    for part in tf.nest.flatten(row, expand_composites=True):
+                        digest.update(repr((part.dtype, part.shape)).encode())
+                        value = part.numpy()
+                        digest.update(repr(value.tolist()).encode() if value.dtype == object else value.tobytes())
+                found[f"data's {name} example"] = digest.hexdigest()[:12]
+        return found
 
     @property
     def epochs(self) -> int | None:

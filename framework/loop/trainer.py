@@ -15,7 +15,7 @@ import tensorflow as tf
 from framework import optimizers
 from framework.checkpoint.names import trainable_variables, variable_names
 from framework.cluster import cluster as clusters
-from framework.cluster import devices, slurm
+from framework.cluster import devices, preflight, slurm
 from framework.cluster import strategy as strategies
 from framework.config import RunConfig
 from framework.errors import ConfigError
@@ -73,7 +73,9 @@ class Trainer:
         strategies.configure_devices(self.choice, config)
         if config.deterministic:
             tf.config.experimental.enable_op_determinism()
-        self.strategy = strategies.build(self.choice, config, self.cluster)
+        check = self.cluster.num_workers > 1 and not config.mixed_workers
+        facts = preflight.facts(config, self.options, kind, self.choice.num_replicas) if check else {}
+        self.strategy = strategies.build(self.choice, config, self.cluster, facts)
         self.input_options = InputOptions(config, self.cluster.num_workers)
         self.run_files: dict[str, str] = {}  # name -> text of further files for the run folder
         self.task_name = ""  # on the command line; a resume under another one is refused

@@ -134,7 +134,7 @@ def summed(parts: list[Mapping[str, float]]) -> dict[str, float]:
 
 
 def sentence(seconds: Mapping[str, float]) -> str:
-    """One line for people: the total, the share that made new steps, the phases by size; empty where no time went by."""
+    """One line for people: the total, the share that made new steps, the phases by size; empty if no time went by."""
     total = seconds.get("total", 0.0)
     if total <= 0.0:
         return ""
