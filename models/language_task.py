@@ -16,6 +16,7 @@ from input_pipelines.files import find_files
 from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
 from models.generate import generate
 from models.language_model import LanguageModel, LanguageShape
+from models.transformer import check_recompute
 
 
 class Language(Trainer):
@@ -47,6 +48,7 @@ class Language(Trainer):
         heads: int = 4  # of each attention
         rope: bool = True  # rotary positions; else learnt ones
         dropout: float = 0.0  # share dropped while training
+        recompute: bool = False  # compute each block again for its gradients, and keep less in memory
         data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
         pattern: str = "*.txt"  # of text files in data_dir
         separate_documents: bool = False  # whether attention stays inside a document
@@ -64,10 +66,12 @@ class Language(Trainer):
                 heads=self.heads,
                 rope=self.rope,
                 dropout=self.dropout,
+                recompute=self.recompute,
             )
 
     def build_model(self) -> LanguageModel:
         """Logits ``[batch, length, vocabulary]`` from ids ``[batch, length]``."""
+        check_recompute(self, self.options.recompute)
         return LanguageModel(self.options.shape(self._vocabulary))
 
     def train_data(self) -> Any:
