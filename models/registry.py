@@ -17,8 +17,10 @@ _BUILT_IN = {
     "digits": ("models.digits_task", "Digits"),
     "imagenet": ("models.imagenet_task", "ImageNet"),
     "language": ("models.language_task", "Language"),
+    "masked_language": ("models.masked_language_task", "MaskedLanguage"),
     "ranking": ("models.ranking_task", "Ranking"),
     "synthetic": ("models.synthetic_task", "Synthetic"),
+    "vit": ("models.vit_task", "Vit"),
 }
 _registered: dict[str, type[Trainer]] = {}
 
