@@ -13,9 +13,11 @@ from input_pipelines.text import from_text, standard_library
 from input_pipelines.tfds import from_tfds
 from input_pipelines.tfrecord import tfrecords
 from input_pipelines.tokens import from_tokens
+from input_pipelines.views import TwoViews
 
 __all__ = [
     "MaskTokens",
+    "TwoViews",
     "crop_and_flip",
     "from_array_record",
     "from_arrays",

@@ -19,6 +19,7 @@ class BertShape(TransformerShape):
     Attributes:
       vocabulary: token ids are below it.
       length: most tokens that are looked at together.
+      rope: rotary positions instead of learnt ones (Su et al. 2021, section 4.2).
       types: kinds of tokens, such as those of a first and of a second sentence.
       pooler: whether there is a layer that makes one vector of the first place, for tasks on whole texts.
       head: whether there is the head for masked tokens; its last kernel is the embedding.
@@ -36,6 +37,7 @@ class BertShape(TransformerShape):
     def outer_weights(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the weights outside of the blocks by name."""
         w = self.width
+        positions = {} if self.rope else {"positions": (self.length, w)}
         pooler = {"pooler_kernel": (w, w), "pooler_bias": (w,)} if self.pooler else {}
         head = {
             "transform_kernel": (w, w),
@@ -46,7 +48,7 @@ class BertShape(TransformerShape):
         }
         return {
             "embedding": (self.vocabulary, w),
-            "positions": (self.length, w),
+            **positions,
             "types": (self.types, w),
             "embedding_norm_gamma": (w,),
             "embedding_norm_beta": (w,),
@@ -79,7 +81,7 @@ class Bert(Transformer):
         """What became of each place, ``[batch, places, width]``.
 
         Args:
-          tokens: integers ``[batch, places]``, at most ``length`` places.
+          tokens: integers ``[batch, places]``, at most ``length`` places unless positions are rotary.
           segments: integers ``[batch, places]``: a place sees only places of its own segment; None: all of them.
           types: integers ``[batch, places]``; None: all are of type 0.
           training: whether to drop.
@@ -89,11 +91,13 @@ class Bert(Transformer):
         """
         s, weight, rows = self.shape, weight_values(self.outer, tf.float32), row_count(tokens)
         places = tokens.shape[1] or tf.shape(tokens)[1]
-        if tokens.shape[1] and tokens.shape[1] > s.length:
+        if not s.rope and tokens.shape[1] and tokens.shape[1] > s.length:
             raise ConfigError(f"{tokens.shape[1]} places but the model has {s.length}; pass shorter sequences")
         positions = tf.range(places)
         kinds = weight["types"][0] if types is None else embed(weight["types"], types)
-        x = embed(weight["embedding"], tokens) + embed(weight["positions"], positions) + kinds
+        x = embed(weight["embedding"], tokens) + kinds
+        if not s.rope:
+            x += embed(weight["positions"], positions)
         x = self.norm(tf.reshape(x, [-1, s.width]), "embedding_norm")
         bias = None
         if segments is not None:

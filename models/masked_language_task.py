@@ -42,6 +42,7 @@ class MaskedLanguage(Trainer):
         width: int = 128  # of the residual stream
         layers: int = 4  # blocks
         heads: int = 4  # of each attention
+        rope: bool = True  # rotary positions; else learnt ones, as BERT has them
         dropout: float = 0.0  # share dropped while training
         recompute: bool = False  # compute each block again for its gradients, and keep less in memory
         data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
@@ -62,6 +63,7 @@ class MaskedLanguage(Trainer):
                 width=self.width,
                 layers=self.layers,
                 heads=self.heads,
+                rope=self.rope,
                 dropout=self.dropout,
                 recompute=self.recompute,
             )

@@ -27,7 +27,7 @@ class TransformerShape:
       width: of the residual stream; a multiple of ``heads``.
       layers: blocks of attention and a perceptron of 4 x width units.
       heads: of each attention.
-      rope: rotary positions in attention; then width / heads is even.
+      rope: rotary positions in each attention; then width / heads is even.
       dropout: share dropped of embeddings, attention weights and branches, while training.
       recompute: while training keep only what goes into each block, and compute the rest again for its gradients.
 

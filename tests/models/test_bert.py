@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from typing import Any
@@ -51,6 +52,16 @@ def test_logits_and_the_pooled_vector_are_those_of_numpy() -> None:
     places = np.array([[6, 0], [1, 1], [3, 2]])
     expected = np.take_along_axis(np.array(logits), places[:, :, None], 1)
     np.testing.assert_allclose(made(IDS, places=places, types=types), expected, atol=5e-5)
+
+
+def test_rotary_positions_take_the_place_of_learnt_ones() -> None:
+    turned = dataclasses.replace(SMALL, rope=True)
+    assert turned.parameters == SMALL.parameters - 96
+    made = randomized(Bert(turned))
+    assert made(np.zeros([1, 13], np.int32)).shape == [1, 13, 13]
+    # Order counts: other places see the same tokens in another order.
+    swapped = IDS[:, [1, 0, 2, 3, 4, 5, 6]]
+    assert np.abs(made(IDS).numpy() - made(swapped).numpy())[IDS[:, 0] != IDS[:, 1], 2:].max() > 1e-3
 
 
 def test_every_place_sees_every_other_but_for_other_segments() -> None:

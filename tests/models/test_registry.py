@@ -12,8 +12,18 @@ from framework.errors import ConfigError
 from models import registry
 from models.registry import Tasks, register
 
-
-TASKS = ["cifar10", "digits", "imagenet", "language", "masked_language", "ranking", "synthetic", "vit"]
+TASKS = [
+    "cifar10",
+    "dcgan",
+    "digits",
+    "imagenet",
+    "language",
+    "masked_language",
+    "ranking",
+    "simclr",
+    "synthetic",
+    "vit",
+]
 
 
 @pytest.fixture(autouse=True)
