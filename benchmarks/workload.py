@@ -30,6 +30,7 @@ class Workload:
       threads: of TensorFlow's two pools, each; 0: TensorFlow's default, one a core.
       eval_every: steps between evaluations; 0: none.
       checkpoint_every: steps between checkpoints in a temporary run folder; 0: none, and nothing is written.
+      start: file with weights and the order of examples, for contenders of other libraries; see ``benchmarks.start``.
     """
 
     data: str = "random"
@@ -44,6 +45,7 @@ class Workload:
     threads: int = 0
     eval_every: int = 0
     checkpoint_every: int = 0
+    start: str = ""
 
     def __post_init__(self) -> None:
         if self.data not in ("digits", "random"):
@@ -91,4 +93,6 @@ def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.nda
 
 def build_model(workload: Workload) -> keras.Model:
     """The network: inputs -> logits; seed Keras before, for equal weights."""
-    return networks.BUILDERS[workload.network](workload.features, workload.hidden)
+    import keras
+
+    return networks.BUILDERS[workload.network](keras, workload.features, workload.hidden)
