@@ -23,14 +23,14 @@ SMALL: dict[str, tuple[str, ...]] = {
     "ranking": ("--buckets=50", "--train_epochs=50"),
     "simclr": ("--depth=8", "--width=16", "--warmup_steps=3"),
     "synthetic": ("--features=20", "--hidden=32", "--examples=64"),
-    "vit": ("--width=16", "--layers=2", "--heads=2", "--warmup_steps=3", "--learning_rate=5e-3"),
+    "vit": ("--width=32", "--layers=2", "--heads=2", "--warmup_steps=3", "--learning_rate=5e-3"),
 }
 FALLS = {"dcgan": "discriminator_loss"}
 
 
 @pytest.fixture
-def data(tmp_path: pathlib.Path) -> dict[str, str]:
-    """Directories of the tasks that need one."""
+def data(tmp_path: pathlib.Path) -> dict[str, list[str]]:
+    """Flags that name the data of the tasks that need or take some."""
     write_cifar10(tmp_path / "cifar", each=40, test=20)
     (tmp_path / "imagenet").mkdir()
     write_imagenet(tmp_path / "imagenet", [image_example(jpeg(i), i + 1) for i in range(20)])
@@ -38,16 +38,17 @@ def data(tmp_path: pathlib.Path) -> dict[str, str]:
     (tmp_path / "ranking").mkdir()
     lines = [[i % 2, *([i % 2 * 5] * 13), *[f"c{i % 2}{j}" for j in range(26)]] for i in range(60)]
     (tmp_path / "ranking" / "train.tsv").write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))
-    return {name: str(tmp_path / folder) for name, folder in
-            (("cifar10", "cifar"), ("imagenet", "imagenet"), ("ranking", "ranking"))}  # fmt: skip
+    folders = {"cifar10": "cifar", "imagenet": "imagenet", "ranking": "ranking", "vit": "cifar"}
+    flags = {task: [f"--data_dir={tmp_path / folder}"] for task, folder in folders.items()}
+    return {**flags, "vit": [*flags["vit"], "--data=cifar10", "--patch=8"]}
 
 
-def losses(run_dir: pathlib.Path, task: str, replicas: int, data: dict[str, str], *flags: str) -> list[float]:
+def losses(run_dir: pathlib.Path, task: str, replicas: int, data: dict[str, list[str]], *flags: str) -> list[float]:
     """The task's loss at each record of a run of its own."""
     usual = ["--device=cpu", "--progress=off", "--notensorboard", "--mode=train", "--eval_every=0"]
     where = [f"--run_dir={run_dir}", f"--num_replicas={replicas}"]
-    folder = [f"--data_dir={data[task]}"] if task in data else []
-    assert train.main(["train.py", f"--task={task}", *usual, *where, *folder, *SMALL[task], *flags]) == 0
+    arguments = [*usual, *where, *data.get(task, []), *SMALL[task], *flags]
+    assert train.main(["train.py", f"--task={task}", *arguments]) == 0
     found = column(run_dir, FALLS.get(task, "loss"))
     assert np.all(np.isfinite(found))
     return found
@@ -73,7 +74,7 @@ def test_two_replicas_with_uneven_parts_have_the_losses_of_one(tmp_path: pathlib
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("task", sorted(SMALL))
 def test_losses_fall_in_50_steps_on_1_and_on_2_replicas(
-    tmp_path: pathlib.Path, task: str, data: dict[str, str]
+    tmp_path: pathlib.Path, task: str, data: dict[str, list[str]]
 ) -> None:
     for replicas in (1, 2):
         flags = ("--train_steps=50", "--global_batch_size=16", "--log_every=5")
