@@ -83,9 +83,10 @@ class Reporter:
 Contender: TypeAlias = Callable[[Any, Sequence[int], Reporter], None]
 
 
-def load(name: str) -> Contender:
-    """The contender ``name``: function ``train`` of a peer's module, or of ``benchmarks.NAME``."""
-    return importlib.import_module(PEERS[name].module if name in PEERS else f"benchmarks.{name}").train
+def load(name: str, function: str = "train") -> Contender:
+    """The contender ``name``: a function of a peer's module, or of ``benchmarks.NAME``."""
+    module = importlib.import_module(PEERS[name].module if name in PEERS else f"benchmarks.{name}")
+    return getattr(module, function)
 
 
 def cpu_seconds() -> float:
@@ -108,12 +109,12 @@ def resident_mb() -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs one contender. SPEC: ``contender``, ``workload``, ``ends`` (steps at which windows end), ``started``."""
+    """Runs one contender. SPEC: ``contender``, ``function``, ``workload``, ``ends`` (steps of reports), ``started``."""
     spec = json.loads(argv[0])
     # Messages get the real standard output; whatever a library prints goes to standard error.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    contender = load(spec["contender"])
+    contender = load(spec["contender"], spec["function"])
 
     from benchmarks.workload import Workload
 

@@ -1,6 +1,6 @@
 """Runs a suite: ``python -m benchmarks.run --suite=smoke [--case=NAME ...] [--rounds=7] [--check] [--out=FILE]``.
 
-``--suite=communication|input|checkpoint|checks`` runs the script of that subject with its defaults.
+``--suite=accuracy|communication|input|checkpoint|checks`` runs the script of that subject with its defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from benchmarks.process import ContenderProcess
 from benchmarks.rounds import Open, run_rounds
 
 # Suites that are scripts of their own: what they measure is no contender's step.
-SCRIPTS = {"communication": "all_reduce", "input": "input", "checkpoint": "checkpoint", "checks": "checks"}
+SCRIPTS = {
+    "accuracy": "goal",
+    "communication": "all_reduce",
+    "input": "input",
+    "checkpoint": "checkpoint",
+    "checks": "checks",
+}
 
 
 def parser() -> argparse.ArgumentParser:

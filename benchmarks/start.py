@@ -1,7 +1,8 @@
 """The common start for contenders of other libraries: ``python -m benchmarks.start WORKLOAD STEPS FILE``.
 
 The file (NumPy's ``.npz``) holds every trainable weight of the Keras model by its path, such as ``dense_1/kernel``, and
-``order``: int64 ``[steps, batch]``, the examples of each step. So another library trains the same model from the same
+``order``: int64 ``[steps, batch]``, the examples of each step; and the data, unless they are random numbers that NumPy
+makes anywhere. So another library trains the same model from the same
 weights on the same examples, and its losses must be the same.
 """
 
@@ -37,8 +38,16 @@ def write(workload: Workload, steps: int, path: str) -> None:
 def weights(path: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Weights by path, and the order of examples."""
     with np.load(path, allow_pickle=False) as file:
-        found = {name: file[name] for name in file.files}
+        found = {name: file[name] for name in file.files if not name.startswith("data/")}
     return found, found.pop("order")
+
+
+def data(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.ndarray]:
+    """As ``workload.arrays``, from the file where it holds them: reading real data there would load TensorFlow."""
+    if workload.data == "random":
+        return arrays(workload, split)
+    with np.load(workload.start, allow_pickle=False) as file:
+        return file[f"data/{split}/inputs"], file[f"data/{split}/labels"]
 
 
 def weight_name(path: str) -> str:
@@ -61,6 +70,9 @@ def main(argv: Sequence[str]) -> None:
     count = len(arrays(workload)[0])
     order = example_indices(tf.range(steps * workload.batch, dtype=tf.int64), count, workload.seed, True)
     named = {weight_name(v.path): v.numpy() for v in model.trainable_variables}
+    if workload.data != "random":
+        for split in ("train", "test"):
+            named[f"data/{split}/inputs"], named[f"data/{split}/labels"] = arrays(workload, split)
     np.savez(argv[2], order=order.numpy().reshape(steps, workload.batch), **named)
 
 
