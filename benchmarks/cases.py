@@ -157,7 +157,7 @@ _NETWORKS: dict[str, tuple[Workload, int]] = {
 }
 # Peer -> how many times its time a step the framework's is to be.
 _GOALS = {"bare": 0.99, "keras_fit": 1.3, "keras_fit_20": 1.3, "orbit": 1.15, "torch": 1.0, "torch_compile": 1.0}
-_GOALS_2 = {"keras_fit": 1.7, "keras_fit_20": 1.7}
+_GOALS_2 = {"keras_fit": 1.7}
 _GOAL_DDP = {"mlp": 1.8, "mlp_32": 1.8, "resnet20": 1.15, "transformer": 1.05}
 
 
@@ -205,6 +205,19 @@ def _scaling_case(kind: str, network: str, replicas: int) -> Case:
     )
 
 
+def _workers_case(network: str) -> Case:
+    case = _peer_case(network, 2)
+    return dataclasses.replace(
+        case,
+        name=f"workers_{network}",
+        about=f"two worker processes against torch's two, a thread each, {network}, batch {case.workload.batch}",
+        workload=dataclasses.replace(case.workload, threads=1),
+        contenders=("workers", "torch_ddp"),
+        reference="workers",
+        bounds=(Bound("torch_ddp/workers", 0.8, least=True),),
+    )
+
+
 _PEER_CASES = tuple(_peer_case(network, replicas) for replicas in (1, 2) for network in _NETWORKS)
 _START_UP_CASES = tuple(_start_up_case(network) for network in _NETWORKS)
 _SCALING_CASES = tuple(
@@ -214,13 +227,16 @@ _SCALING_CASES = tuple(
     for replicas in (1, 2, 4)
 )
 
+_WORKERS_CASES = tuple(map(_workers_case, _NETWORKS))
+
 _SUITES = {
     "smoke": _CASES,
     "optimizers": _OPTIMIZER_CASES,
     "peers": _PEER_CASES,
+    "workers": _WORKERS_CASES,
     "startup": _START_UP_CASES,
     "scaling": _SCALING_CASES,
-    "full": (*_CASES, *_OPTIMIZER_CASES, *_PEER_CASES, *_START_UP_CASES, *_SCALING_CASES),
+    "full": (*_CASES, *_OPTIMIZER_CASES, *_PEER_CASES, *_WORKERS_CASES, *_START_UP_CASES, *_SCALING_CASES),
 }
 CASES = {case.name: case for case in _SUITES["full"]}
 SUITES = {name: tuple(case.name for case in cases) for name, cases in _SUITES.items()}

@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 
 import torch
 from torch import distributed
 
+from benchmarks import partners
 from benchmarks.contender import Reporter
 from benchmarks.peers.torch import Steps
-from benchmarks.process import ROOT
 from benchmarks.workload import Workload
 
 
 def train(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
     """A contender, see ``benchmarks.contender``: starts the other processes and trains as the first."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    others = []
+    [port] = partners.free_ports(1)
     for rank in range(1, workload.replicas):
         spec = {"workload": workload.to_dict(), "ends": list(ends), "rank": rank, "port": port}
-        command = [sys.executable, "-m", "benchmarks.peers.torch_ddp", json.dumps(spec)]
-        # Its standard input ends with this process, and it with that.
-        others.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+        partners.start("benchmarks.peers.torch_ddp", spec)
     steps = _join(workload, 0, port)
     report.facts(parameters=steps.parameters, settings={})
     for end in ends:
         report(end, _mean(steps.run_to(end), workload.replicas))
-    for process in others:
-        process.wait()
 
 
 def main(argv: Sequence[str]) -> None:
     """Another process than the first."""
+    partners.end_with_first()
     spec = json.loads(argv[0])
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     workload = Workload.from_dict(spec["workload"])
     steps = _join(workload, spec["rank"], spec["port"])
     for end in spec["ends"]:
@@ -60,11 +49,6 @@ def _mean(loss: torch.Tensor, replicas: int) -> torch.Tensor:
     """Over the processes, whose parts are equally large."""
     distributed.all_reduce(loss)
     return loss / replicas
-
-
-def _end_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(0)
 
 
 if __name__ == "__main__":
