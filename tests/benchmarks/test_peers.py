@@ -129,3 +129,26 @@ def test_the_common_start_holds_the_weights_and_the_examples_of_every_step(tmp_p
 )
 def test_names_of_weights_are_without_the_model_and_the_number(path: str, name: str) -> None:
     assert start.weight_name(path) == name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "case", ["peers_mlp", "peers_transformer", "peers_resnet20", "peers_mlp_2", "peers_resnet20_2"]
+)
+def test_every_peer_that_is_here_does_the_same_work(tmp_path, case: str) -> None:
+    """Peers whose packages are missing are left out; nobody is thrown out."""
+    path = tmp_path / "result.json"
+    assert run.main([f"--case={case}", "--rounds=1", "--windows=1", "--window_steps=20", f"--out={path}"]) == 0
+    [found] = json.loads(path.read_text())["cases"]
+    assert found["rejected"] == {}
+    assert {*found["contenders"], *found["skipped"]} == set(CASES[case].contenders)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_worker_processes_are_measured_as_one_contender(tmp_path) -> None:
+    path = tmp_path / "result.json"
+    assert run.main(["--case=workers_mlp", "--rounds=1", "--windows=1", "--window_steps=20", f"--out={path}"]) == 0
+    [found] = json.loads(path.read_text())["cases"]
+    assert found["rejected"] == {} and "workers" in found["contenders"]
