@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import types
 from typing import Any
 
@@ -21,7 +20,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **losses: float) -> None:
         line = json.dumps({**figures, "step_s": {"kept": 1.0, "again": 2.0}[kind]})
         return types.SimpleNamespace(returncode=0, stdout=f"noise\n{line}\n", stderr="")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(recompute, "subprocess", types.SimpleNamespace(run=run))
 
 
 def test_it_tells_memory_and_time_of_both(monkeypatch, capsys, tmp_path) -> None:
