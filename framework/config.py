@@ -320,6 +320,13 @@ class RunConfig:
         "Steps between comparisons of all replicas' variables, bit for bit; also at a run's start and end. 0: never.",
         low=0,
     )
+    straggler_every: int = _option(
+        1000,
+        "checks",
+        "Steps between looks at each replica's time to the all-reduce and in it; who holds the others up is named. 0: "
+        "not measured.",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

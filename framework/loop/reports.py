@@ -82,11 +82,16 @@ class Reports:
         return (self._early_stop.reason or "") if self._early_stop is not None else ""
 
     def record(self, figures: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-        """Tells the hooks the figures of the steps since the last record; TensorBoard the run's seconds by phase too."""
+        """Tells the hooks the figures of the steps since the last record; TensorBoard the seconds by phase, too."""
         self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
         for hook in self._log:
             time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}
             hook(self._trainer.step, {**figures, **time})
+
+    def curves(self, folder: str, step: int, values: Mapping[str, float]) -> None:
+        """Writes further curves for TensorBoard, to a folder of their own beside ``train``."""
+        if self._tensorboard is not None:
+            self._tensorboard.curves(folder, step, values)
 
     def graph(self, graph: tf.Graph | None) -> None:
         """Writes the step's graph for TensorBoard, at a run's beginning."""

@@ -1,0 +1,83 @@
+"""All that looks on while a run trains, behind one face: the loop calls it, and it never slows a step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from framework.hooks.triggers import Trigger
+from framework.monitor.ledger import Ledger
+from framework.monitor.stragglers import Stragglers
+
+if TYPE_CHECKING:
+    from framework.loop.loop import LoopResult
+    from framework.loop.reports import Reports
+    from framework.loop.trainer import Trainer
+
+STRAGGLERS = "stragglers.jsonl"
+
+
+class Watch:
+    """The watchers of one run.
+
+    Args:
+      trainer: whose run it is.
+      ledger: where the time of what all workers do together is booked, as ``checks``.
+      reports: where lines and curves go.
+    """
+
+    def __init__(self, trainer: Trainer, ledger: Ledger, reports: Reports):
+        self._trainer = trainer
+        self._ledger = ledger
+        self._reports = reports
+        self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
+
+    @property
+    def triggers(self) -> list[Trigger]:
+        """The loop is cut where these fire."""
+        return [self.stragglers.trigger]
+
+    def describe(self) -> list[str]:
+        """Lines for the start of a run."""
+        return [self.stragglers.describe()]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Around the steps."""
+        with self.stragglers.common_gc():
+            yield
+
+    def add(self, result: LoopResult, *, compiled: bool) -> None:
+        """One inner loop has ended; ``compiled``: before it began."""
+        if compiled:
+            self.stragglers.add(result)
+
+    def at(self, step: int, seconds: float) -> None:
+        """Between two inner loops, after ``step`` steps, at monotonic time ``seconds``."""
+        if self.stragglers.trigger.fires(step, seconds):
+            with self._ledger.timed("checks"):
+                self.stragglers.look()
+                self.stragglers.collect()
+
+    def finish(self) -> None:
+        """After the last step of a run that was not interrupted."""
+        with self._ledger.timed("checks"):
+            self.stragglers.look()
+
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says in ``checks``."""
+        return {"stragglers": self.stragglers.summary()}
+
+    def _tell_stragglers(self, record: dict[str, Any], curves: Mapping[str, float]) -> None:
+        self._append(STRAGGLERS, record)
+        self._reports.curves("replicas", record["step"], curves)
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        """Appends a record to a file of the run folder, on the chief."""
+        config = self._trainer.config
+        if self._reports.writes and config.run_dir:
+            with open(os.path.join(config.run_dir, name), "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
