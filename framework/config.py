@@ -327,6 +327,14 @@ class RunConfig:
         "not measured.",
         low=0,
     )
+    device_metrics_every: float = _option(
+        10.0,
+        "checks",
+        "Seconds between looks at the machine (GPUs, cores, memory, disk, network), by a thread of its own, written to "
+        "run_dir/device_metrics. 0: none.",
+        low=0.0,
+        high=3600.0,
+    )
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

@@ -52,6 +52,11 @@ class Stragglers:
         self._looked_at: int | None = None
         self._times = 0
 
+    @property
+    def on(self) -> bool:
+        """Whether replicas are compared."""
+        return not self._why_not
+
     def describe(self) -> str:
         """A line for the start of a run; empty where replicas are not compared."""
         if self._why_not:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from framework.hooks.triggers import Trigger
+from framework.monitor.device_watch import DeviceWatch
 from framework.monitor.ledger import Ledger
 from framework.monitor.stragglers import Stragglers
 
@@ -34,6 +35,7 @@ class Watch:
         self._ledger = ledger
         self._reports = reports
         self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
+        self.devices = DeviceWatch(trainer, reports)
 
     @property
     def triggers(self) -> list[Trigger]:
@@ -47,29 +49,33 @@ class Watch:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Around the steps."""
-        with self.stragglers.common_gc():
+        with self.stragglers.common_gc(), self.devices.running():
             yield
 
     def add(self, result: LoopResult, *, compiled: bool) -> None:
         """One inner loop has ended; ``compiled``: before it began."""
         if compiled:
             self.stragglers.add(result)
+            self.devices.add(result)
 
     def at(self, step: int, seconds: float) -> None:
         """Between two inner loops, after ``step`` steps, at monotonic time ``seconds``."""
+        self.devices.drain()
         if self.stragglers.trigger.fires(step, seconds):
             with self._ledger.timed("checks"):
                 self.stragglers.look()
+                self.devices.look(together=True)
                 self.stragglers.collect()
 
     def finish(self) -> None:
         """After the last step of a run that was not interrupted."""
         with self._ledger.timed("checks"):
             self.stragglers.look()
+            self.devices.look(together=self.stragglers.on)
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` says in ``checks``."""
-        return {"stragglers": self.stragglers.summary()}
+        return {"stragglers": self.stragglers.summary(), "devices": self.devices.summary()}
 
     def _tell_stragglers(self, record: dict[str, Any], curves: Mapping[str, float]) -> None:
         self._append(STRAGGLERS, record)
