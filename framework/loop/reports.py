@@ -82,7 +82,7 @@ class Reports:
         return (self._early_stop.reason or "") if self._early_stop is not None else ""
 
     def record(self, figures: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-        """Tells the hooks the figures of the steps since the last record; TensorBoard the seconds by phase, too."""
+        """Tells the hooks the figures since the last record; TensorBoard the run's seconds by phase too."""
         self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
         for hook in self._log:
             time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}

@@ -126,8 +126,7 @@ class Run:
         if (goal is not None and t.step >= goal) or (steps is None and self.source.passes_done):
             self.reports.say(f"step {t.step} of {goal or t.step} is reached already: nothing is left to do")
             return {}
-        with self._watchdog.watching(files=True):
-            self._lost_until = max((beat.step for beat in self._watchdog.earlier), default=0)
+        with self._watchdog.watching():
             return self._train_to(goal, evaluate=evaluate, to_total=steps is None)
 
     def _train_to(self, goal: int | None, *, evaluate: bool, to_total: bool) -> dict[str, float]:
@@ -145,6 +144,8 @@ class Run:
         self.reports.start(self.reports.writes)
         if self.reports.writes:
             self.reports.write_settings(self.saving.run_id)
+        self._watchdog.write_heartbeats()
+        self._lost_until = max((beat.step for beat in self._watchdog.earlier), default=0)
         hooks = [(s, Window()) for s in self._hooks]
         self._say_start(goal)
         status, reason = "failed", ""
@@ -323,7 +324,7 @@ class Run:
         self._evaluation.check()
         with contextlib.ExitStack() as stack:
             writes = self._enter(stack, training=False)
-            stack.enter_context(self._watchdog.watching(files=False))
+            stack.enter_context(self._watchdog.watching())
             self._trainer.build()
             self.reports.start(writes)
             if writes and self._folder is not None and not self._folder.settings():

@@ -28,10 +28,10 @@ _REQUEST = "request.json"  # in FOLDER: a worker that found a hang asks all to w
 _TICK = 1.0  # seconds between two looks; heartbeats of many workers come less often
 _STOPPED = 5.0  # a look that comes so much too late says that this process itself was stopped
 _SILENT = 3.5  # heartbeats that did not come, and a worker counts as silent
-_UNKNOWN = 1800.0  # seconds for what has not been seen often enough
+_UNKNOWN = 1800.0  # seconds for all else, and for what has not been seen often enough
 _LEAST, _TIMES = 60.0, 10.0  # the learned limit: so many times the longest interval, and at least that many seconds
-_SEEN = {"train": 20}  # intervals of a phase before its limit is learned; others:
-_SEEN_ELSE = 3
+# Intervals after which the limit of a phase is learned. What hooks and saves take differs from time to time.
+_SEEN = {"train": 20, "evaluate": 3}
 _SLOW = frozenset(["start_up", "recovery", "compile"])  # they happen once: ten times a given limit
 _DEBUGGERS = frozenset(["bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy", "IPython.terminal.debugger", "ipdb"])
 
@@ -64,7 +64,7 @@ class Watchdog:
         tell: Callable[[str], None] = lambda line: None,
     ):
         self._ledger, self._cluster, self._run_dir, self._given = ledger, cluster, run_dir, hang_limit
-        self._files = run_dir
+        self._files: str | None = None  # the folder, once it may be written to
         self._last_words, self._clock, self._pause, self._end = last_words, clock, pause, end
         self._say, self._inform = say or _stderr, tell
         self._main = threading.get_ident()
@@ -84,17 +84,13 @@ class Watchdog:
     # --- the run's side ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def watching(self, *, files: bool) -> Iterator[None]:
-        """Watches inside the block; ``files``: training, which alone writes heartbeats to the run folder."""
-        self._files = self._run_dir if files else None
+    def watching(self) -> Iterator[None]:
+        """Watches inside the block; nothing is written before ``write_heartbeats``."""
+        self._files = None
         self._main = threading.get_ident()
         self._began = time.time() - self._ledger.seconds()["total"]
         self._looked = self._clock()
-        self._old_request = self._request()
         self._stop.clear()
-        if self._files and self._cluster.is_chief:
-            self.earlier = heartbeat.close_attempt(self._files, (self._host, os.getpid(), self._began))
-        self._write()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         status = "done"
@@ -107,6 +103,14 @@ class Watchdog:
             self._stop.set()
             self._thread.join(5.0)
             self._write(status)
+
+    def write_heartbeats(self) -> None:
+        """Begins to write to the run folder, once it is sure that this process trains in it."""
+        self._files = self._run_dir
+        self._old_request = self._request()
+        if self._files and self._cluster.is_chief:
+            self.earlier = heartbeat.close_attempt(self._files, (self._host, os.getpid(), self._began))
+        self._write()
 
     def describe(self) -> str:
         """A line for the start of a run; empty where nothing is watched."""
@@ -194,10 +198,10 @@ class Watchdog:
     def limit(self) -> float:
         """Seconds without progress that are too many in the present phase."""
         phase, (times, usual) = self._ledger.phase, self._ledger.usual()
-        first = phase in _SLOW or (phase == "evaluate" and times < _SEEN_ELSE)
+        first = phase in _SLOW or (phase == "evaluate" and times < _SEEN["evaluate"])
         if self._given > 0:
             return max(self._given * (10.0 if first else 1.0), 3.0 * usual)
-        if first or times < _SEEN.get(phase, _SEEN_ELSE):
+        if phase not in _SEEN or times < _SEEN[phase]:
             return _UNKNOWN
         return max(_LEAST, _TIMES * usual)
 

@@ -1,4 +1,4 @@
-"""What is measured: the ledger of time, windows of steps, rates without compilation."""
+"""What is measured: windows of steps, rates without compilation."""
 
 from __future__ import annotations
 
@@ -12,85 +12,8 @@ import tensorflow as tf
 
 from framework.loop.loop import LoopResult
 from framework.loop.window import Window
-from framework.monitor.ledger import Ledger
 from framework.step.values import Stat, StatLayout
 from tests.helpers import Toy, ToyWithEval, records, settings
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def spend(ledger: Ledger, clock: Clock, name: str, seconds: float) -> None:
-    with ledger.timed(name):
-        clock.now += seconds
-
-
-def test_b44_a_timed_block_of_10_percent_is_reported_as_10_percent() -> None:
-    clock = Clock()
-    ledger = Ledger(clock)
-    ledger.start()
-    for _ in range(5):
-        spend(ledger, clock, "checkpoint", 1.0)
-        clock.now += 9.0
-    assert ledger.seconds() == {"checkpoint": 5.0, "total": 50.0}
-    assert ledger.shares() == {"checkpoint": 0.1}
-
-
-def test_b44_classes_add_up_and_what_was_not_measured_is_left_out() -> None:
-    clock = Clock()
-    ledger = Ledger(clock)
-    ledger.start()
-    ledger.add("train", 3.0)
-    spend(ledger, clock, "evaluate", 2.0)
-    ledger.add("train", 1.0)
-    clock.now += 6.0
-    assert ledger.seconds() == {"train": 4.0, "evaluate": 2.0, "total": 8.0}
-    assert ledger.shares() == {"train": 0.5, "evaluate": 0.25}
-    assert "checkpoint" not in ledger.seconds()
-
-
-def test_b44_a_block_that_raises_is_booked_too() -> None:
-    clock = Clock()
-    ledger = Ledger(clock)
-    ledger.start()
-    with pytest.raises(ValueError), ledger.timed("evaluate"):
-        clock.now += 2.5
-        raise ValueError
-    clock.now += 7.5
-    assert ledger.shares() == {"evaluate": 0.25}
-
-
-def test_b44_a_second_start_does_not_start_over() -> None:
-    clock = Clock()
-    ledger = Ledger(clock)
-    ledger.start()
-    clock.now += 4.0
-    ledger.start()
-    assert ledger.seconds() == {"total": 4.0}
-
-
-def test_b44_before_the_start_there_is_no_share() -> None:
-    assert Ledger(Clock()).shares() == {}
-    ledger = Ledger(Clock())
-    ledger.start()
-    assert ledger.shares() == {}  # no time has passed: no division by it
-
-
-def test_b44_what_is_timed_before_the_start_does_not_make_a_share_above_1() -> None:
-    clock = Clock()
-    ledger = Ledger(clock)
-    spend(ledger, clock, "evaluate", 8.0)
-    ledger.start()
-    clock.now += 2.0
-    assert sum(ledger.shares().values()) <= 1.0
-
 
 # --- windows ---------------------------------------------------------------------------------------------------------
 
@@ -202,10 +125,10 @@ def test_b45_b47_start_up_is_apart_from_the_steady_state(
     config = settings(run_dir=tmp_path, train_steps=60, log_every=30, num_replicas=replicas, progress="lines")
     Toy(config.replace(steps_per_loop=10)).train()
     seconds = json.loads((tmp_path / "summary.json").read_text())["seconds"]
-    assert {"first_step", "train", "input_wait", "checkpoint", "total"} <= set(seconds)
+    assert {"compile", "train", "input_wait", "checkpoint", "total"} <= set(seconds)
     # Tracing and compiling took longer than all 59 steps that came after, and no record shows it.
     first, *_ = records(tmp_path)
-    assert first["step_ms"] * 30 / 1e3 < seconds["first_step"]
+    assert first["step_ms"] * 30 / 1e3 < seconds["compile"]
     assert sum(v for k, v in seconds.items() if k != "total") <= seconds["total"] + 0.01
     for record in records(tmp_path):
         assert record["examples_per_second"] * record["step_ms"] / 1e3 == pytest.approx(4.0, rel=1e-6)
