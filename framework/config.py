@@ -335,6 +335,13 @@ class RunConfig:
         low=0.0,
         high=3600.0,
     )
+    peak_tflops: float = _option(
+        0.0,
+        "checks",
+        "Most TFLOP/s of one replica's device, for mfu; 0: from a table of GPUs. python -m framework.monitor.peaks "
+        "measures it.",
+        low=0.0,
+    )
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
 # Figures of a record that say how the training went and not what it reached.
-_NO_RESULTS = frozenset(["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait"])
+_NO_RESULTS = frozenset(
+    ["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait", "tflops", "mfu"]
+)
 
 
 class Reports:
@@ -83,7 +85,8 @@ class Reports:
 
     def record(self, figures: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         """Tells the hooks the figures since the last record; TensorBoard the run's seconds by phase too."""
-        self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
+        rates = {f"{name}_per_second" for name in self._trainer.units_per_example()}
+        self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS | rates})
         for hook in self._log:
             time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}
             hook(self._trainer.step, {**figures, **time})
@@ -112,7 +115,7 @@ class Reports:
         reason: str,
         *,
         seconds: Mapping[str, float],
-        counts: Mapping[str, int],
+        counts: Mapping[str, Any],
         checks: Mapping[str, Any],
     ) -> None:
         """Writes ``summary.json``, see ``files.write_summary``; raises LockstepError unless the run failed before."""

@@ -70,7 +70,7 @@ class Run:
             last_words=lambda reason: self._summarise("failed", reason),
         )
         self._replicas = ReplicaCheck(trainer, self.ledger)
-        self._watch = Watch(trainer, self.ledger, self.reports)
+        self._watch = Watch(trainer, self.ledger, self.reports, lambda: self._loop.graph())
         self._evaluated_at = -1
         self._lost_until = 0  # the step that an earlier process of this run had reached
         self._skipped = 0
@@ -313,7 +313,7 @@ class Run:
         self.reports.graph(self._loop.graph())
 
     def _record(self, log: Window) -> None:
-        figures = log.figures(self._loop.layout)
+        figures = self._watch.with_rates(log.figures(self._loop.layout))
         log.clear()
         self.reports.record(figures, self._seconds())
 
@@ -417,6 +417,7 @@ class Run:
                 "nonfinite_steps": self._skipped,
                 "rollbacks": self.alarms.rollbacks,
                 "restarts": len(self._watchdog.earlier),
+                "throughput": self._watch.throughput.summary(),
             },
             checks={"finite": "every step", "replicas": self._replicas.summary(), **self._watch.summary()},
         )

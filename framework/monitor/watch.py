@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
 
 from framework.hooks.triggers import Trigger
 from framework.monitor.device_watch import DeviceWatch
 from framework.monitor.ledger import Ledger
 from framework.monitor.stragglers import Stragglers
+from framework.monitor.throughput import Throughput
 
 if TYPE_CHECKING:
     from framework.loop.loop import LoopResult
@@ -28,14 +31,18 @@ class Watch:
       trainer: whose run it is.
       ledger: where the time of what all workers do together is booked, as ``checks``.
       reports: where lines and curves go.
+      graph: gives the traced graph of the training loop.
     """
 
-    def __init__(self, trainer: Trainer, ledger: Ledger, reports: Reports):
+    def __init__(
+        self, trainer: Trainer, ledger: Ledger, reports: Reports, graph: Callable[[], tf.Graph | None] = lambda: None
+    ):
         self._trainer = trainer
         self._ledger = ledger
         self._reports = reports
         self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
         self.devices = DeviceWatch(trainer, reports)
+        self.throughput = Throughput(trainer, graph)
 
     @property
     def triggers(self) -> list[Trigger]:
@@ -57,6 +64,7 @@ class Watch:
         if compiled:
             self.stragglers.add(result)
             self.devices.add(result)
+            self.throughput.add(result)
 
     def at(self, step: int, seconds: float) -> None:
         """Between two inner loops, after ``step`` steps, at monotonic time ``seconds``."""
@@ -72,6 +80,10 @@ class Watch:
         with self._ledger.timed("checks"):
             self.stragglers.look()
             self.devices.look(together=self.stragglers.on)
+
+    def with_rates(self, figures: dict[str, float]) -> dict[str, float]:
+        """A record's figures, with the rates that follow from them."""
+        return {**figures, **self.throughput.figures(figures)}
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` says in ``checks``."""
