@@ -335,6 +335,12 @@ class RunConfig:
         low=0.0,
         high=3600.0,
     )
+    profile: str = _option(
+        "",
+        "checks",
+        "START:STOP: a TensorBoard profile of these steps, both included, to run_dir/tensorboard/profile, on all "
+        "workers. Later: touch run_dir/profile_now, or send SIGUSR2.",
+    )
     peak_tflops: float = _option(
         0.0,
         "checks",

@@ -213,7 +213,8 @@ class Run:
             limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             self.ledger.start()
-            with self.ledger.timed("train" if compiled else "compile", units=count):
+            phase = "train" if compiled else "compile"
+            with self.ledger.timed(phase, units=count), self._watch.profiler.marked(t.step + 1):
                 result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
             if self._folder is not None:

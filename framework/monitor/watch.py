@@ -13,6 +13,7 @@ import tensorflow as tf
 from framework.hooks.triggers import Trigger
 from framework.monitor.device_watch import DeviceWatch
 from framework.monitor.ledger import Ledger
+from framework.monitor.profiler import Profiler
 from framework.monitor.stragglers import Stragglers
 from framework.monitor.throughput import Throughput
 
@@ -43,25 +44,26 @@ class Watch:
         self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
         self.devices = DeviceWatch(trainer, reports)
         self.throughput = Throughput(trainer, graph)
+        self.profiler = Profiler(trainer, say=reports.say)
 
     @property
     def triggers(self) -> list[Trigger]:
         """The loop is cut where these fire."""
-        return [self.stragglers.trigger]
+        return [self.stragglers.trigger, self.profiler]
 
     def describe(self) -> list[str]:
         """Lines for the start of a run."""
-        return [self.stragglers.describe()]
+        return [self.stragglers.describe(), self.profiler.describe()]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Around the steps."""
-        with self.stragglers.common_gc(), self.devices.running():
+        with self.stragglers.common_gc(), self.devices.running(), self.profiler.running():
             yield
 
     def add(self, result: LoopResult, *, compiled: bool) -> None:
         """One inner loop has ended; ``compiled``: before it began."""
-        if compiled:
+        if compiled and not self.profiler.active:
             self.stragglers.add(result)
             self.devices.add(result)
             self.throughput.add(result)
@@ -69,6 +71,7 @@ class Watch:
     def at(self, step: int, seconds: float) -> None:
         """Between two inner loops, after ``step`` steps, at monotonic time ``seconds``."""
         self.devices.drain()
+        self.profiler.at(step)
         if self.stragglers.trigger.fires(step, seconds):
             with self._ledger.timed("checks"):
                 self.stragglers.look()
