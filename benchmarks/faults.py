@@ -73,7 +73,7 @@ FAULTS = {
     "full_disk": Fault(
         what="the disk is full at the save of step 20",
         codes=(1, 4),
-        words=_ZERO + ".* ended at step .*(space|free)",
+        words=_ZERO + ".* (ended at step|is lost or stopped)",
         needs="root",
     ),
     "exception": Fault(
@@ -144,8 +144,8 @@ def why_not(name: str) -> str:
     return "a small disk needs root" if needs == "root" and os.geteuid() != 0 else ""
 
 
-def run(name: str, folder: pathlib.Path, limit: float) -> Row:
-    """Runs two workers with one fault in an empty folder, and again without."""
+def run(name: str, folder: pathlib.Path, limit: float, *, again: bool = True) -> Row:
+    """Runs two workers with one fault in an empty folder, and ``again`` without."""
     fault = FAULTS[name]
     with contextlib.ExitStack() as stack:
         if name == "full_disk":
@@ -154,14 +154,14 @@ def run(name: str, folder: pathlib.Path, limit: float) -> Row:
         two = stack.enter_context(hosts.two_hosts()) if fault.needs == "hosts" else None
         gang = Gang(name, folder, limit, two)
         row = gang.to_the_end()
-        if not fault.goes_on:
+        if not (again and fault.goes_on):
             return row
         (folder / "filler").unlink(missing_ok=True)
         if two is not None:
             two.mend()
-        again = Gang("none", folder, limit, two).to_the_end()
+        second = Gang("none", folder, limit, two).to_the_end()
         newest = max(find.steps_in(str(folder / "run" / find.CHECKPOINTS)), default=0)
-        return dataclasses.replace(row, went_on=again.codes == (0, 0) and newest == STEPS)
+        return dataclasses.replace(row, went_on=second.codes == (0, 0) and newest == STEPS)
 
 
 class Gang:

@@ -106,17 +106,16 @@ def _text(value: Any) -> str:
 
 
 def _code(kind: type) -> dict[str, str]:
-    """A digest of the source of each top-level package or module that the trainer's class is made of."""
-    tops = dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__ if base is not object)
+    """A digest of the source of each package that the trainer's class is made of; of the module where there is none."""
     found = {}
-    for top in tops:
-        module = sys.modules.get(top)
-        name = getattr(module, "__file__", None)
-        if not name or not name.endswith(".py"):
-            continue
-        inside = os.path.basename(name) == "__init__.py"
-        files = _sources(os.path.dirname(name)) if inside else [name]
-        found[top] = _digest(files, os.path.dirname(name))
+    for name in dict.fromkeys(base.__module__ for base in kind.__mro__ if base is not object):
+        top = name.partition(".")[0]
+        init = getattr(sys.modules.get(top), "__file__", None) or ""
+        own = getattr(sys.modules.get(name), "__file__", None) or ""
+        if os.path.basename(init) == "__init__.py":
+            found[top] = _digest(_sources(os.path.dirname(init)), os.path.dirname(init))
+        elif own.endswith(".py"):
+            found[name] = _digest([own], os.path.dirname(own))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What ends a run early from outside: Ctrl-C, SIGTERM, a time limit; agreed over all workers."""
+"""What ends a run early from outside: Ctrl-C, SIGTERM, SIGUSR1, a time limit; agreed over all workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
+
+# SIGUSR1 is what Slurm sends ahead of a time limit with --signal=USR1@60.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
 # What a worker tells the others. Their sum says which it was: there are fewer workers than that.
 _SIGNAL, _OUT_OF_TIME = 1.0, 65536.0
@@ -29,7 +32,7 @@ class StopSignals:
         self._max_minutes = max_minutes
         self._clock = clock
         self._began = clock()
-        self._status: str | None = None  # interrupted (Ctrl-C) or preempted (SIGTERM)
+        self._status: str | None = None  # interrupted (Ctrl-C) or preempted (SIGTERM, SIGUSR1)
         self._asked = False
 
     @contextlib.contextmanager
@@ -46,7 +49,7 @@ class StopSignals:
                 raise KeyboardInterrupt
             self._status = "interrupted" if number == signal.SIGINT else "preempted"
 
-        before = {n: signal.signal(n, ask) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, ask) for n in _SIGNALS}
         try:
             yield
         finally:
