@@ -127,6 +127,17 @@ class Reports:
         except (OSError, LockstepError) as error:
             if status != "failed":  # else the first error is the one to report
                 raise LockstepError(f"summary.json of run_dir={self._folder.path} was not written: {error}") from error
+            return
+        self._write_page(self._folder.path)
+
+    def _write_page(self, run_dir: str) -> None:
+        """Writes ``report.html``. It can be made again at any time, so whatever goes wrong is only told."""
+        from framework import report
+
+        try:
+            report.write([run_dir], os.path.join(run_dir, "report.html"))
+        except Exception as error:
+            print(f"warning: report.html was not written: {type(error).__name__}: {error}", flush=True)
 
     @contextlib.contextmanager
     def summaries(self, step: tf.Tensor) -> Iterator[None]:

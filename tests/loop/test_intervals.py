@@ -206,6 +206,7 @@ def test_b09_without_tensorboard_there_is_no_event_file(tmp_path: pathlib.Path) 
         "config.json",
         "device_metrics",
         "metrics.jsonl",
+        "report.html",
         "summary.json",
     ]
 
