@@ -30,7 +30,8 @@ def as_peer_lost(cluster: Cluster, where: Callable[[], str], blame: Callable[[],
         if cluster.num_workers == 1:
             raise
         raise PeerLost(
-            f"{blame() or _who(cluster, str(error))}, {where()}; start all workers again: {_first_line(error)}"
+            f"{blame() or _who(cluster, str(error))}; this worker was {where()}; start all workers again: "
+            f"{_first_line(error)}"
         ) from error
 
 

@@ -136,28 +136,29 @@ class Watchdog:
             return ""
         before = self._counts()
         until = self._clock() + _SILENT * self._every
-        while self._clock() < until:
+        while not (found := self._ended()) and self._clock() < until:
             self._pause(0.5)
             if threading.current_thread() is self._thread:  # else that goes on by itself
                 self._write()
-        found = []
-        for index, beat in self._others().items():
-            if beat is None:
-                continue
-            if beat.status != heartbeat.RUNNING and not beat.status.startswith((PeerLost.__name__, "done")):
-                found.append(f"{self._cluster.name(index)} ended at step {beat.step} with {beat.status}")
-            elif beat.status == heartbeat.RUNNING and before.get(index) == beat.count:
-                found.append(
-                    f"{self._cluster.name(index)} is lost or stopped, last seen at step {beat.step} in "
-                    f"{beat.phase.replace('_', ' ')}"
-                )
-        if not found:  # one that left in good order while the others go on
-            found = [
-                f"{self._cluster.name(index)} left at step {beat.step}"
-                for index, beat in self._others().items()
-                if beat is not None and beat.status == "done"
-            ]
-        return "; ".join(found)
+        if found:
+            return "; ".join(found)
+        beats = {i: beat for i, beat in self._others().items() if beat is not None}
+        silent = [
+            f"{self._cluster.name(i)} is lost or stopped, last seen at step {beat.step} in {_words(beat.phase)}"
+            for i, beat in beats.items()
+            if beat.status == heartbeat.RUNNING and before.get(i) == beat.count
+        ]
+        # At last those that left in good order while the others go on.
+        left = [f"{self._cluster.name(i)} left at step {b.step}" for i, b in beats.items() if b.status == "done"]
+        return "; ".join(silent or left)
+
+    def _ended(self) -> list[str]:
+        """Workers that ended by something else than the loss of another."""
+        return [
+            f"{self._cluster.name(i)} ended at step {beat.step} with {beat.status}"
+            for i, beat in self._others().items()
+            if beat is not None and not beat.status.startswith((heartbeat.RUNNING, PeerLost.__name__, "done"))
+        ]
 
     # --- the thread's side ---------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class Watchdog:
         elif not self._warned:
             self._warned = True
             self._say(
-                f"warning: no progress in {self._ledger.phase.replace('_', ' ')} at step {self._ledger.step} for "
+                f"warning: no progress in {_words(self._ledger.phase)} at step {self._ledger.step} for "
                 f"{idle:.0f} s; at {limit:.0f} s the run ends with code 4{self._roll_call()}"
             )
 
@@ -223,7 +224,7 @@ class Watchdog:
             self._ledger.excuse(idle)
             return
         why = (
-            f"no progress in {self._ledger.phase.replace('_', ' ')} at step {self._ledger.step} for {idle:.0f} s "
+            f"no progress in {_words(self._ledger.phase)} at step {self._ledger.step} for {idle:.0f} s "
             f"(limit {limit:.0f} s)"
         )
         self._ask(why)
@@ -325,6 +326,10 @@ class Watchdog:
 def _reason(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
+
+
+def _words(phase: str) -> str:
+    return phase.replace("_", " ")
 
 
 def _stderr(line: str) -> None:
