@@ -320,6 +320,34 @@ class RunConfig:
         "Steps between comparisons of all replicas' variables, bit for bit; also at a run's start and end. 0: never.",
         low=0,
     )
+    straggler_every: int = _option(
+        1000,
+        "checks",
+        "Steps between looks at each replica's time to the all-reduce and in it; who holds the others up is named. 0: "
+        "not measured.",
+        low=0,
+    )
+    device_metrics_every: float = _option(
+        10.0,
+        "checks",
+        "Seconds between looks at the machine (GPUs, cores, memory, disk, network), by a thread of its own, written to "
+        "run_dir/device_metrics. 0: none.",
+        low=0.0,
+        high=3600.0,
+    )
+    profile: str = _option(
+        "",
+        "checks",
+        "START:STOP: a TensorBoard profile of these steps, both included, to run_dir/tensorboard/profile, on all "
+        "workers. Later: touch run_dir/profile_now, or send SIGUSR2.",
+    )
+    peak_tflops: float = _option(
+        0.0,
+        "checks",
+        "Most TFLOP/s of one replica's device, for mfu; 0: from a table of GPUs. python -m framework.monitor.peaks "
+        "measures it.",
+        low=0.0,
+    )
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))

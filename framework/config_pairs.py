@@ -13,6 +13,7 @@ from framework.parse import (
     parse_formats,
     parse_multipliers,
     parse_patterns,
+    parse_profile,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ def check_pairs(c: RunConfig, decaying: Sequence[str]) -> None:
         raise ConfigError(f"cluster={c.cluster} with workers={c.workers!r}: pass --cluster=flags or leave it out")
     if c.worker_port and c.cluster not in ("auto", "slurm"):
         raise ConfigError(f"worker_port={c.worker_port} with cluster={c.cluster}: pass --cluster=slurm or leave it out")
+    profiled = parse_profile(c.profile)
+    if profiled is not None and not c.run_dir:
+        raise ConfigError(f"profile={c.profile} without run_dir: there is nowhere to write it; pass --run_dir")
+    if profiled is not None and c.train_steps is not None and profiled.stop > c.train_steps + 1 > 0:
+        raise ConfigError(
+            f"profile={c.profile} with train_steps={c.train_steps}: the run ends before; profile earlier steps"
+        )
     parse_formats(c.export_formats)
     parse_best(c.keep_best)
     parse_condition(c.stop_when)

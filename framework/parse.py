@@ -93,3 +93,29 @@ def parse_condition(text: str) -> tuple[str, str, float] | None:
             if math.isfinite(value):
                 return name.strip(), sign, value
     raise ConfigError(f"stop_when={text!r} but it must be METRIC<NUMBER or METRIC>NUMBER; for example loss<0.1")
+
+
+# Steps of one profile: each is some MB.
+_PROFILED = 1000
+
+
+def parse_profile(text: str) -> range | None:
+    """The steps of ``START:STOP``, both included; None for an empty text.
+
+    Raises:
+      ConfigError: no such text; the first step, which traces, is among them; or too many.
+    """
+    if not text:
+        return None
+    parts = text.split(":")
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):
+        raise ConfigError(
+            f"profile={text} but it must be START:STOP, the first and the last step; e.g. --profile=20:25"
+        )
+    first, last = map(int, parts)
+    if not 2 <= first <= last or last - first >= _PROFILED:
+        raise ConfigError(
+            f"profile={text} but START must be at least 2 (the first step traces), STOP not below it, and at most "
+            f"{_PROFILED} steps fit; e.g. --profile=20:25"
+        )
+    return range(first, last + 1)

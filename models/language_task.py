@@ -93,6 +93,10 @@ class Language(Trainer):
             metrics["bits_per_byte"] = (loss / math.log(2.0), is_byte if weights is None else weights * is_byte)
         return LossOutput(loss=loss, weight=weights, metrics=metrics)
 
+    def units_per_example(self) -> Mapping[str, float]:
+        """Tokens of a window."""
+        return {"tokens": float(self.options.length)}
+
     def signatures(self) -> Mapping[str, Signature]:
         """``serving_default``: ids int32 ``[batch, length]`` -> logits of the token after each.
 

@@ -110,7 +110,10 @@ def test_the_files_of_a_run(run: tuple[Path, Any]) -> None:
         "flags.txt",
         "metrics.jsonl",
         "summary.json",
+        "stragglers.jsonl",
+        "report.html",
         "checkpoints",
+        "device_metrics",
         "heartbeats",
         "tensorboard",
     }

@@ -95,6 +95,7 @@ def test_every_field_is_a_flag_with_help_and_a_group(field: dataclasses.Field[An
         "stop_when": ["--stop_when=loss<0.1"],
         "export_formats": ["--export_formats=keras"],
         "run_dir": ["--run_dir=somewhere"],
+        "profile": ["--profile=3:4", "--run_dir=somewhere"],
         "train_steps": ["--train_steps=7"],
         "train_epochs": ["--train_epochs=7"],
         "accumulate_steps": ["--accumulate_steps=7"],

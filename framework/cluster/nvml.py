@@ -2,10 +2,8 @@
 
 ``NvmlReader`` asks the driver through ``pynvml`` (package nvidia-ml-py, optional, imported when opened);
 ``RecordedNvml`` replays a JSON file of the same shape. Both hand out plain values, and None wherever the driver gave no
-answer. Never run on a GPU here; tested against recordings and fakes.
-
-A further reading (utilisation, temperature, power) is one more method of ``Nvml`` that returns a frozen dataclass: the
-open session is kept between calls, so it can be asked again and again.
+answer. Never run on a GPU here; tested against recordings and fakes. The open session is kept between calls, so it can
+be asked again and again.
 """
 
 from __future__ import annotations
@@ -32,6 +30,18 @@ LEVELS = {
     50: "system",
 }  # NVML_TOPOLOGY_*: what a message between two GPUs has to cross, nearest first
 _MAX_LINKS = 36
+THROTTLES = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+}  # nvmlClocksEventReason*: what holds clocks down though there is work
+_SM_CLOCK, _ON_DIE = 1, 0
+_CORRECTED, _UNCORRECTED, _SINCE_BOOT = 0, 1, 0
+_SENT, _RECEIVED = 0, 1  # NVML_PCIE_UTIL_*
+_NVLINK_SENT, _NVLINK_RECEIVED, _ALL_LINKS = 138, 139, 0xFFFFFFFF  # NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_*, in KiB
+_XID_EVENTS = 0x8
 
 _CURES = {
     "NVMLError_LibraryNotFound": "no NVIDIA driver (libnvidia-ml.so.1 not found); install one from "
@@ -86,6 +96,42 @@ class NvMachine:
     levels: Mapping[tuple[int, int], str | None] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NvReading:
+    """What one GPU does now; None: not measured.
+
+    Attributes:
+      index: in the driver's order.
+      utilisation: share of the last moment, up to a second, in which a kernel ran, 0..1.
+      memory_used_bytes, memory_bytes: by all processes, and in all; who reserves all of it uses all of it.
+      temperature_c, power_w, power_limit_w: of the chip, of the board.
+      sm_clock_mhz, sm_clock_max_mhz: of the processors.
+      throttle: names of ``THROTTLES`` that hold clocks down.
+      ecc_corrected, ecc_uncorrected: errors of memory since the driver was loaded.
+      pcie_sent_bytes_per_s, pcie_received_bytes_per_s: over the last 20 ms.
+      nvlink_sent_bytes, nvlink_received_bytes: of all links, since some time in the past.
+      problem: the driver's word where it refuses the whole GPU.
+    """
+
+    index: int
+    utilisation: float | None = None
+    memory_used_bytes: int | None = None
+    memory_bytes: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    throttle: tuple[str, ...] | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    pcie_sent_bytes_per_s: float | None = None
+    pcie_received_bytes_per_s: float | None = None
+    nvlink_sent_bytes: int | None = None
+    nvlink_received_bytes: int | None = None
+    problem: str | None = None
+
+
 class Nvml(Protocol):
     """A session with the driver: ``with nvml: nvml.machine()``.
 
@@ -100,6 +146,14 @@ class Nvml(Protocol):
         """Reads driver, GPUs, NVLinks and topology; raises NvmlUnavailable when GPUs cannot even be counted."""
         ...
 
+    def readings(self) -> tuple[NvReading, ...]:
+        """Reads what each GPU does now; raises NvmlUnavailable when GPUs cannot even be counted."""
+        ...
+
+    def xids(self) -> list[tuple[int, int]]:
+        """(GPU, XID) of the critical errors since the session was opened or since the last call."""
+        ...
+
 
 class NvmlReader:
     """The driver of this machine, through ``pynvml``.
@@ -110,6 +164,7 @@ class NvmlReader:
 
     def __init__(self, module: ModuleType | Any = None):
         self._module = module
+        self._events: Any = None
 
     def __enter__(self) -> Nvml:
         if self._module is None:
@@ -128,13 +183,16 @@ class NvmlReader:
         with contextlib.suppress(self._module.NVMLError):  # nothing is lost: all values handed out are copies
             self._module.nvmlShutdown()
 
+    def _count(self) -> int:
+        try:
+            return int(self._module.nvmlDeviceGetCount())
+        except self._module.NVMLError as error:
+            raise NvmlUnavailable(f"the NVIDIA driver cannot count its GPUs: {error}; try nvidia-smi") from None
+
     def machine(self) -> NvMachine:
         """See ``Nvml``."""
         nvml = self._module
-        try:
-            count = nvml.nvmlDeviceGetCount()
-        except nvml.NVMLError as error:
-            raise NvmlUnavailable(f"the NVIDIA driver cannot count its GPUs: {error}; try nvidia-smi") from None
+        count = self._count()
         handles: dict[int, Any] = {}
         gpus = []
         for index in range(count):
@@ -155,6 +213,65 @@ class NvmlReader:
             gpus=tuple(gpus),
             levels=levels,
         )
+
+    def readings(self) -> tuple[NvReading, ...]:
+        """See ``Nvml``."""
+        found = []
+        for index in range(self._count()):
+            try:
+                found.append(self._reading(index, self._module.nvmlDeviceGetHandleByIndex(index)))
+            except self._module.NVMLError as error:
+                found.append(NvReading(index=index, problem=str(error)))
+        return tuple(found)
+
+    def xids(self) -> list[tuple[int, int]]:
+        """See ``Nvml``; empty where the driver tells no events."""
+        nvml, found = self._module, []
+        try:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            if self._events is None:
+                self._events = nvml.nvmlEventSetCreate()
+                for handle in handles:
+                    self._ask("nvmlDeviceRegisterEvents", handle, _XID_EVENTS, self._events)
+            uuids = [self._ask("nvmlDeviceGetUUID", handle) for handle in handles]
+            while True:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                if event.eventType & _XID_EVENTS:
+                    uuid = self._ask("nvmlDeviceGetUUID", event.device)
+                    found.append((uuids.index(uuid) if uuid in uuids else -1, int(event.eventData)))
+        except (nvml.NVMLError, AttributeError):  # none is waiting, or there are no such functions
+            return found
+
+    def _reading(self, index: int, handle: Any) -> NvReading:
+        rates, memory = self._ask("nvmlDeviceGetUtilizationRates", handle), self._ask("nvmlDeviceGetMemoryInfo", handle)
+        # The first name is that of newer drivers.
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        if reasons is None:
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        sent, received = (self._field(handle, field) for field in (_NVLINK_SENT, _NVLINK_RECEIVED))
+        return NvReading(
+            index=index,
+            utilisation=None if rates is None else rates.gpu / 100.0,
+            memory_used_bytes=None if memory is None else int(memory.used),
+            memory_bytes=None if memory is None else int(memory.total),
+            temperature_c=_times(self._ask("nvmlDeviceGetTemperature", handle, _ON_DIE), 1.0),
+            power_w=_times(self._ask("nvmlDeviceGetPowerUsage", handle), 1e-3),
+            power_limit_w=_times(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1e-3),
+            sm_clock_mhz=_times(self._ask("nvmlDeviceGetClockInfo", handle, _SM_CLOCK), 1.0),
+            sm_clock_max_mhz=_times(self._ask("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK), 1.0),
+            throttle=None if reasons is None else tuple(name for bit, name in THROTTLES.items() if int(reasons) & bit),
+            ecc_corrected=self._ask("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_BOOT),
+            ecc_uncorrected=self._ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT),
+            pcie_sent_bytes_per_s=_times(self._ask("nvmlDeviceGetPcieThroughput", handle, _SENT), 1e3),
+            pcie_received_bytes_per_s=_times(self._ask("nvmlDeviceGetPcieThroughput", handle, _RECEIVED), 1e3),
+            nvlink_sent_bytes=sent,
+            nvlink_received_bytes=received,
+        )
+
+    def _field(self, handle: Any, field: int) -> int | None:
+        """A counter of all NVLinks in bytes."""
+        values = self._ask("nvmlDeviceGetFieldValues", handle, [(field, _ALL_LINKS)])
+        return None if values is None or values[0].nvmlReturn else int(values[0].value.ullVal) * 1024
 
     def _ask(self, function: str, *args: Any) -> Any:
         """The driver's answer, or None where driver, card or package cannot give it."""
@@ -212,6 +329,7 @@ class RecordedNvml:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._record: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+        self._looks = 0
 
     def __enter__(self) -> Nvml:
         if "unavailable" in self._record:
@@ -234,6 +352,26 @@ class RecordedNvml:
             gpus=tuple(_recorded_gpu(gpu) for gpu in record["gpus"]),
             levels={(a, b): rows[a][b] for a in range(len(rows)) for b in range(a + 1, len(rows))},
         )
+
+    def readings(self) -> tuple[NvReading, ...]:
+        """Replays ``readings``, a list of looks that each list the GPUs; the last look is repeated."""
+        looks = self._record.get("readings", [[]])
+        look = looks[min(self._looks, len(looks) - 1)]
+        self._looks += 1
+        return tuple(NvReading(**{**one, "throttle": _tuple(one.get("throttle"))}) for one in look)
+
+    def xids(self) -> list[tuple[int, int]]:
+        """Replays ``xids``, a list of pairs, once."""
+        pairs, self._record["xids"] = self._record.get("xids", []), []
+        return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _tuple(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _times(number: float | None, unit: float) -> float | None:
+    return None if number is None else float(number) * unit
 
 
 def _recorded_gpu(record: dict[str, Any]) -> NvGpu:

@@ -23,7 +23,8 @@ class Hook:
         """Called when the hook's trigger fires, with the figures of the steps since it last fired.
 
         ``values`` holds ``loss``, the task's metrics, ``learning_rate``, ``examples_per_second``, ``step_ms``,
-        ``input_wait`` (share of the time, 0..1) and ``grad_norm``.
+        ``input_wait`` (share of the time, 0..1) and ``grad_norm``. The run's own records also have ``tflops``, ``mfu``
+        and what ``Trainer.units_per_example`` gives.
         """
 
     def evaluated(self, step: int, name: str, values: Values) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MODES = ("auto", "bar", "lines", "off")
 # Figures of the framework; what else a record holds are the task's metrics, shown under their own names.
-_FRAMEWORK = ("loss", "learning_rate", "examples_per_second", "step_ms", "input_wait", "grad_norm")
+_FRAMEWORK = ("loss", "learning_rate", "examples_per_second", "step_ms", "input_wait", "grad_norm", "tflops", "mfu")
 
 
 class _Bar(tqdm):
@@ -116,6 +116,8 @@ def _figures(values: Values) -> list[str]:
         figures.append(f"lr {number(values['learning_rate'])}")
     if "examples_per_second" in values:
         figures.append(f"{number(values['examples_per_second'])} examples/s")
+    if "mfu" in values:
+        figures.append(f"mfu {100.0 * float(values['mfu']):.1f} %")
     if "input_wait" in values:
         figures.append(f"input wait {100.0 * float(values['input_wait']):.1f} %")
     return figures

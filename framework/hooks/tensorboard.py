@@ -49,6 +49,10 @@ class TensorBoard(Hook):
     def evaluated(self, step: int, name: str, values: Values) -> None:
         self._folder(os.path.join("eval", name) if name else "eval", step).scalars(step, values)
 
+    def curves(self, name: str, step: int, values: Values) -> None:
+        """Writes scalars to ``directory/NAME``."""
+        self._folder(name, step).scalars(step, values)
+
     def write_graph(self, graph: tf.Graph) -> None:
         """Writes ``graph`` (of a ``tf.function``: ``fn.get_concrete_function(...).graph``); later calls do nothing."""
         if self._graph_written:

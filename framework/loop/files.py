@@ -92,7 +92,7 @@ def write_summary(
     reason: str,
     metrics: Mapping[str, float],
     seconds: Mapping[str, float],
-    counts: Mapping[str, int],
+    counts: Mapping[str, Any],
     checks: Mapping[str, Any],
 ) -> None:
     """Writes how the run ended; ``seconds`` are of this process, by class; ``checks``: what was checked, and when."""

@@ -26,6 +26,7 @@ class StepResult(NamedTuple):
     alarm: tf.Tensor  # bool: it was not, and a loss scale is not to blame
     norms: tf.Tensor  # float32 [replicas, 1 + variables]: see StepSums.norms; of any size where there is none
     asked: tf.Tensor | None = None  # scalar: above 0 where a worker asks all of them to stop behind this step
+    arrival: tf.Tensor | None = None  # of this replica alone: see framework.monitor.stamps
 
 
 # (one replica's batch, the step's number) -> its result; called in replica context while tracing.
@@ -49,10 +50,14 @@ class LoopResult(NamedTuple):
         np.ndarray, ...
     ]  # figures of the steps with finite sums, in the layout's order: sums, maxima, minima, last
     norms: np.ndarray  # of the last alarm, flat: see StepSums.norms
+    # float64 [1 + local replicas], sums over the steps: seconds from a batch that was ready to the end of the
+    # reduction, then to its begin on each replica; None: not measured.
+    times: np.ndarray | None = None
 
 
-# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited.
+# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited. Then times.
 _COUNTS = 5
+_OUTPUTS = 7  # of a replica's step, which are equal on all of them
 
 
 class CompiledLoop:
@@ -63,6 +68,7 @@ class CompiledLoop:
       replica_step: see ``ReplicaStep``; called in replica context while tracing.
       stop_on_alarm: leave the loop at the first alarm.
       timed: measure the time spent waiting for input.
+      stamped: every step gives ``StepResult.arrival``; only where ``timed``.
     """
 
     def __init__(
@@ -72,8 +78,11 @@ class CompiledLoop:
         replica_step: ReplicaStep,
         stop_on_alarm: bool = True,
         timed: bool = True,
+        stamped: bool = False,
     ):
         self._timed = timed
+        self._stamped = stamped
+        self._stamps = 0  # figures of LoopResult.times
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -124,7 +133,8 @@ class CompiledLoop:
         """What the compiled function gave, taken apart."""
         done, ended, sums, peaks, last, norms = numbers
         if not done:
-            sums, peaks, last = np.zeros(_COUNTS), np.zeros(1), np.zeros(1)
+            sums, peaks, last = np.zeros(_COUNTS + self._stamps), np.zeros(1), np.zeros(1)
+        sums, stamps = np.split(sums, [len(sums) - self._stamps])
         updates, alarms, asked, examples, waited = sums[-_COUNTS:]
         failed = self._stop_on_alarm and bool(alarms)
         return LoopResult(
@@ -140,6 +150,7 @@ class CompiledLoop:
             seconds=seconds,
             vectors=(sums[:-_COUNTS], peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
             norms=norms,
+            times=stamps if self._stamped else None,
         )
 
     def graph(self) -> tf.Graph | None:
@@ -152,8 +163,8 @@ class CompiledLoop:
     def _make(self, bounded: bool, parts: int) -> Callable[..., Any]:
         # Every tensor that goes from step to step costs about as much as five small ops, so they are few: what is
         # added up is one vector, what is a maximum (or a negated minimum) another.
-        def one_step(batch: Any, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            """One step of all replicas; the figures come back equal from each, the first one's are taken."""
+        def one_step(batch: Any, step: tf.Tensor) -> tuple[Any, ...]:
+            """One step of all replicas: figures, which are equal on each, so the first one's are taken; then stamps."""
 
             def replica(batch: Any) -> tuple[tf.Tensor, ...]:
                 if parts:
@@ -178,20 +189,29 @@ class CompiledLoop:
                     both = tf.where(usable, both, tf.constant(-np.inf, tf.float64))
                     peaks = tf.concat([both, peaks], 0)
                 self._maxima = maxima.shape[0]
-                return sums, counts, peaks, last, halt, result.alarm, tf.reshape(result.norms, [-1])
+                outputs = sums, counts, peaks, last, halt, result.alarm, tf.reshape(result.norms, [-1])
+                return (*outputs, result.arrival) if self._stamped else outputs
 
+            results = self._strategy.experimental_local_results
             outputs = self._strategy.run(replica, args=(batch,))
-            return tuple(self._strategy.experimental_local_results(o)[0] for o in outputs)
+            first = tuple(results(o)[0] for o in outputs[:_OUTPUTS])
+            if not self._stamped:
+                return (*first, None)
+            return (*first, results(outputs[_OUTPUTS]))
 
         def run(number: tf.Tensor, batch: Any, ready: tf.Tensor, state: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
             sums, peaks, last, kept = state
-            new_sums, counts, new_peaks, new_last, halt, alarm, norms = one_step(batch, number)
+            new_sums, counts, new_peaks, new_last, halt, alarm, norms, stamps = one_step(batch, number)
             with tf.control_dependencies([new_sums, counts]):
                 end = self._clock()
             # Until the last step's end it was computing: that part was not spent on waiting.
             waited = tf.maximum(ready - tf.reshape(last, [-1])[-1], 0.0)
+            own = [waited]
+            if stamps is not None:
+                own += [t - ready for t in (end, *stamps)]
+                self._stamps = 1 + len(stamps)
             new = (
-                sums + tf.concat([new_sums, counts, [waited]], 0),
+                sums + tf.concat([new_sums, counts, own], 0),
                 tf.maximum(peaks, new_peaks),
                 tf.concat([new_last, [end]], 0),
                 tf.where(alarm, norms, kept),
@@ -204,6 +224,11 @@ class CompiledLoop:
                 batch = tuple(next(iterator) for _ in range(parts)) if parts else next(iterator)
                 with tf.control_dependencies(_leaves(batch)):
                     ready = self._clock()
+                # Work that starts at once may keep the clock waiting for a thread, and look like input that is late.
+                # Replicas of one worker have the same input, so there the barrier's 2 % of a small step are saved.
+                if self._stamped and 0 < parts < self._strategy.num_replicas_in_sync:
+                    with tf.control_dependencies([ready]):
+                        batch = tf.nest.map_structure(tf.identity, batch, expand_composites=True)
                 return (i + 1, *run(number, batch, ready, state))
             optional = iterator.get_next_as_optional()
             has_value = optional.has_value()

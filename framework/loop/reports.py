@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
 # Figures of a record that say how the training went and not what it reached.
-_NO_RESULTS = frozenset(["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait"])
+_NO_RESULTS = frozenset(
+    ["learning_rate", "grad_norm", "nonfinite", "examples_per_second", "step_ms", "input_wait", "tflops", "mfu"]
+)
 
 
 class Reports:
@@ -83,10 +85,16 @@ class Reports:
 
     def record(self, figures: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         """Tells the hooks the figures since the last record; TensorBoard the run's seconds by phase too."""
-        self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS})
+        rates = {f"{name}_per_second" for name in self._trainer.units_per_example()}
+        self.results.update({n: v for n, v in figures.items() if n not in _NO_RESULTS | rates})
         for hook in self._log:
             time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}
             hook(self._trainer.step, {**figures, **time})
+
+    def curves(self, folder: str, step: int, values: Mapping[str, float]) -> None:
+        """Writes further curves for TensorBoard, to a folder of their own beside ``train``."""
+        if self._tensorboard is not None:
+            self._tensorboard.curves(folder, step, values)
 
     def graph(self, graph: tf.Graph | None) -> None:
         """Writes the step's graph for TensorBoard, at a run's beginning."""
@@ -107,7 +115,7 @@ class Reports:
         reason: str,
         *,
         seconds: Mapping[str, float],
-        counts: Mapping[str, int],
+        counts: Mapping[str, Any],
         checks: Mapping[str, Any],
     ) -> None:
         """Writes ``summary.json``, see ``files.write_summary``; raises LockstepError unless the run failed before."""
@@ -119,6 +127,17 @@ class Reports:
         except (OSError, LockstepError) as error:
             if status != "failed":  # else the first error is the one to report
                 raise LockstepError(f"summary.json of run_dir={self._folder.path} was not written: {error}") from error
+            return
+        self._write_page(self._folder.path)
+
+    def _write_page(self, run_dir: str) -> None:
+        """Writes ``report.html``. It can be made again at any time, so whatever goes wrong is only told."""
+        from framework import report
+
+        try:
+            report.write([run_dir], os.path.join(run_dir, "report.html"))
+        except Exception as error:
+            print(f"warning: report.html was not written: {type(error).__name__}: {error}", flush=True)
 
     @contextlib.contextmanager
     def summaries(self, step: tf.Tensor) -> Iterator[None]:

@@ -33,6 +33,7 @@ from framework.loop.source import Source
 from framework.loop.window import Window
 from framework.monitor.ledger import Ledger, sentence, summed
 from framework.monitor.replica_check import ReplicaCheck
+from framework.monitor.watch import Watch
 from framework.monitor.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Run:
             last_words=lambda reason: self._summarise("failed", reason),
         )
         self._replicas = ReplicaCheck(trainer, self.ledger)
+        self._watch = Watch(trainer, self.ledger, self.reports, lambda: self._loop.graph())
         self._evaluated_at = -1
         self._lost_until = 0  # the step that an earlier process of this run had reached
         self._skipped = 0
@@ -81,6 +83,7 @@ class Run:
             replica_step=self._replica_step,
             stop_on_alarm=t.config.on_nonfinite != "skip",
             timed=not t.config.deterministic,
+            stamped=t.stepper.stamped,
         )
 
     def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:
@@ -148,7 +151,8 @@ class Run:
         status, reason = "failed", ""
         started: list[Any] = []
         try:
-            with self._signals.listening(), as_peer_lost(t.cluster, self.saving.how_far, self._watchdog.blame):
+            lost = as_peer_lost(t.cluster, self.saving.how_far, self._watchdog.blame)
+            with self._signals.listening(), lost, self._watch.running():
                 for hook in [*self.reports.hooks(), *(s.hook for s, _ in hooks)]:
                     if isinstance(hook, Hook):
                         hook.begin(t)
@@ -196,6 +200,7 @@ class Run:
             for n in (config.log_every, config.eval_every if evaluate else 0, config.checkpoint_every)
         )
         triggers = [log_at, eval_at, save_at, self._replicas.trigger, *(s.trigger for s, _ in hooks)]
+        triggers += self._watch.triggers
         for trigger in triggers:
             trigger.begin(t.step, time.monotonic())
         log, status, reason, compiled = Window(), "done", "", False
@@ -208,13 +213,15 @@ class Run:
             limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
             count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
             self.ledger.start()
-            with self.ledger.timed("train" if compiled else "compile", units=count):
+            phase = "train" if compiled else "compile"
+            with self.ledger.timed(phase, units=count), self._watch.profiler.marked(t.step + 1):
                 result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
             if self._folder is not None:
                 self._folder.check_there()
             for window in (log, *(w for _, w in hooks)):
                 window.add(result, timed=compiled)
+            self._watch.add(result, compiled=compiled)
             if result.alarms:
                 self.saving.wait()  # the message names the last checkpoint, which may still be being written
                 self.reports.say(self.alarms.look(result, self.saving.latest))
@@ -238,6 +245,7 @@ class Run:
             now = time.monotonic()
             if self._replicas.trigger.fires(t.step, now) or t.step == goal:
                 self._replicas.compare(unless_done=True)  # before anything is written of a state that may be wrong
+            self._watch.at(t.step, now)
             if log_at.fires(t.step, now):
                 self._record(log)
             for scheduled, window in hooks:
@@ -258,6 +266,7 @@ class Run:
                 break
         if status not in ("interrupted", "preempted"):  # who asks to stop gets a checkpoint, and no more work
             self._replicas.compare(unless_done=True)
+            self._watch.finish()
         if log.steps:
             self._record(log)
         if status == "done" and evaluate and self._evaluated_at != t.step:
@@ -305,7 +314,7 @@ class Run:
         self.reports.graph(self._loop.graph())
 
     def _record(self, log: Window) -> None:
-        figures = log.figures(self._loop.layout)
+        figures = self._watch.with_rates(log.figures(self._loop.layout))
         log.clear()
         self.reports.record(figures, self._seconds())
 
@@ -409,8 +418,9 @@ class Run:
                 "nonfinite_steps": self._skipped,
                 "rollbacks": self.alarms.rollbacks,
                 "restarts": len(self._watchdog.earlier),
+                "throughput": self._watch.throughput.summary(),
             },
-            checks={"finite": "every step", "replicas": self._replicas.summary()},
+            checks={"finite": "every step", "replicas": self._replicas.summary(), **self._watch.summary()},
         )
 
     def _say_start(self, goal: int | None) -> None:
@@ -419,8 +429,8 @@ class Run:
             self.reports.say(line)
         self.reports.say(self.source.describe())
         self.reports.say(f"steps: {t.step} to {goal if goal is not None else 'the end of the data'}")
-        self.reports.say(self._replicas.describe())
-        self.reports.say(self._watchdog.describe())
+        for line in (self._replicas.describe(), self._watchdog.describe(), *self._watch.describe()):
+            self.reports.say(line)
 
     # --- the rest ------------------------------------------------------------------------------------------------
 

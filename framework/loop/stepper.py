@@ -15,6 +15,8 @@ from framework.checkpoint.names import layers_of, made_trainable, trainable_vari
 from framework.cluster import strategy as strategies
 from framework.errors import ConfigError, LockstepError
 from framework.loop.feed import micro_parts
+from framework.monitor import stamps
+from framework.monitor.stamps import Stamps
 from framework.step import gradients as step_gradients
 from framework.step import randomness
 from framework.step.autograph import users
@@ -57,6 +59,7 @@ class Stepper:
             wire_scale=power_of_two(config.global_batch_size),
             sparse=config.sparse_gradients,
             report=self._report,
+            watch=self._stamp if stamps.possible(trainer) == "" else None,
         )
 
     def build(self) -> None:
@@ -228,6 +231,7 @@ class Stepper:
         from framework.loop.loop import StepResult
 
         t, here = self._trainer, _Step()
+        here.stamps = Stamps() if self.stamped else None
         _thread.step, _thread.place = here, randomness.Place(t.config.seed, step)
         try:
             with randomness.at(_thread.place):
@@ -255,7 +259,18 @@ class Stepper:
         self.columns = here.columns
         norms = tf.concat(here.norms, 1) if here.norms else tf.zeros([0])
         asked = None if here.wish is None else here.wish.value
-        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms, asked)
+        arrival = here.stamps.arrival() if here.stamps is not None else None
+        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms, asked, arrival)
+
+    @property
+    def stamped(self) -> bool:
+        """Whether steps tell each replica's ``StepResult.arrival``."""
+        return self.reduction.watch is not None
+
+    def _stamp(self, what: str, tensors: Sequence[tf.Tensor]) -> None:
+        here = _step()
+        if here.stamps is not None:
+            here.stamps.note(what, tensors)
 
     def ask_to_stop(self, wish: float) -> None:
         """Makes the next step the last on all workers of a cluster, and tells them the sum of all wishes."""
@@ -301,6 +316,7 @@ class _Step:
         self.norms: list[tf.Tensor] = []
         self.columns: list[str] = []
         self.wish: Stat | None = None
+        self.stamps: Stamps | None = None
         self.common: Mapping[str, tf.Tensor] | None = None  # the replicas' state before local changes
 
 

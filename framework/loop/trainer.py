@@ -146,6 +146,10 @@ class Trainer:
         """
         return {}
 
+    def units_per_example(self) -> Mapping[str, float]:
+        """What else an example is made of, by name, e.g. ``{"tokens": 1024}``: reported as ``tokens_per_second``."""
+        return {}
+
     # --- the pieces of a step ------------------------------------------------------------------------------------
 
     @own

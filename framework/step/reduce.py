@@ -30,6 +30,8 @@ class Reduction:
       sparse: how ``tf.IndexedSlices`` go: ``dense``, ``sparse`` (indices and rows of all replicas are gathered), or
         ``auto``: sparse where the replicas' rows together are fewer than the variable's.
       report: is called while tracing with the plan of packs.
+      watch: is called while tracing, on each replica, with ``local`` and a tensor that needs all of the replica's own
+        work, then with ``reduced`` and what the reduction gave, first what stands for the former.
     """
 
     pack_bytes: int = DEFAULT_PACK_BYTES
@@ -38,6 +40,7 @@ class Reduction:
     wire_scale: float = 1.0
     sparse: str = "auto"
     report: Callable[[list[dict[str, Any]]], None] | None = None
+    watch: Callable[[str, Sequence[tf.Tensor]], None] | None = None
 
 
 @own
@@ -57,6 +60,8 @@ def reduce(sums: StepSums, how: Reduction | None = None) -> StepSums:
     _context()
     merged = [merge_rows(g) if isinstance(g, tf.IndexedSlices) else g for g in sums.gradients]
     norms = Stat("slots", local_norms(sums, merged))
+    if how.watch is not None:
+        how.watch("local", [norms.value])
     dense: dict[int, tf.Tensor] = {}
     gradients: list[Any] = [None] * len(merged)
     for i, gradient in enumerate(merged):
@@ -74,6 +79,9 @@ def reduce(sums: StepSums, how: Reduction | None = None) -> StepSums:
     for i, value in zip(dense, total, strict=False):
         gradients[i] = value
     stats = rebuild(total[len(dense) + 1 :])
+    if how.watch is not None:
+        rows = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
+        how.watch("reduced", [stats["norms"].value, *total, *rows])
     return dataclasses.replace(
         sums,
         gradients=gradients,

@@ -128,6 +128,8 @@ RESERVED = frozenset(
         "examples_per_second",
         "step_ms",
         "input_wait",
+        "tflops",
+        "mfu",
     ]
 )
 

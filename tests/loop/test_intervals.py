@@ -204,7 +204,9 @@ def test_b09_without_tensorboard_there_is_no_event_file(tmp_path: pathlib.Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "checkpoints",
         "config.json",
+        "device_metrics",
         "metrics.jsonl",
+        "report.html",
         "summary.json",
     ]
 
