@@ -73,7 +73,7 @@ FAULTS = {
     "full_disk": Fault(
         what="the disk is full at the save of step 20",
         codes=(1, 4),
-        words=_ZERO + ".* (ended at step|is lost or stopped)",
+        words=_ZERO + r".*? ended at step \d+ with \w+",
         needs="root",
     ),
     "exception": Fault(
@@ -81,7 +81,7 @@ FAULTS = {
     ),
     "exception_all": Fault(what="an exception in all workers", codes=(1, 1), words="ValueError: an injected fault"),
     "nan": Fault(what="NaN in worker 1", codes=(3, 3), words=r"replica 1"),
-    "leave": Fault(what="worker 1 leaves the loop", codes=(4, 0), words=_ONE + ".* (left|ended) at step .*"),
+    "leave": Fault(what="worker 1 leaves the loop", codes=(4, 0), words=_ONE + r".*? ended at step \d+ with \w+"),
     "no_data": Fault(what="worker 1 has half the data", codes=(0, 0), words="", lost=0, goes_on=False),
     "code": Fault(
         what="worker 1 has other code", codes=(2, 2), words=_ONE + ".* does not run what", lost=0, goes_on=False
@@ -100,9 +100,10 @@ class Row:
     Attributes:
       codes: exit codes.
       named: the words that named who is to blame; empty: they were not there.
-      seconds: from the fault to the end of the last process; of the start where the fault is there from the start.
+      seconds: from the fault to the end of the last process.
       lost: steps between the fault and the newest checkpoint.
       left: processes still there 10 s after the end.
+      timed: whether the fault had a moment; else it was there from the start.
       went_on: whether the same command went on to the end.
       step_ms: median time of a step before and behind the fault.
     """
@@ -112,6 +113,7 @@ class Row:
     seconds: float
     lost: int
     left: int
+    timed: bool = True
     went_on: bool | None = None
     step_ms: tuple[float, float] | None = None
 
@@ -122,7 +124,7 @@ class Row:
             found.append(f"codes {self.codes} and not {fault.codes}")
         if fault.words and not self.named:
             found.append(f"nobody said {fault.words!r}")
-        if fault.words and fault.codes != (2, 2) and self.seconds > (limit if fault.waits else 0.0) + SLACK + _ENDING:
+        if fault.words and self.timed and self.seconds > (limit if fault.waits else 0.0) + SLACK + _ENDING:
             found.append(f"{self.seconds:.1f} s")
         if self.lost > fault.lost:
             found.append(f"{self.lost} steps lost")
@@ -258,10 +260,10 @@ class Gang:
         said = "\n".join(path.read_text(errors="replace") for path in self._outputs)
         words = FAULTS[self._name].words if self._name in FAULTS else ""
         found = re.search(words, said) if words else None
-        began, step = self._began, 0
+        began, step, timed = self._began, 0, False
         with contextlib.suppress(OSError, ValueError):
             text = (self._folder / "fault").read_text().split()
-            began, step = float(text[0]), int(text[1])
+            began, step, timed = float(text[0]), int(text[1]), True
         newest = max(find.steps_in(str(self._folder / "run" / find.CHECKPOINTS)), default=0)
         return Row(
             codes=tuple(process.returncode for process in self._processes),
@@ -269,6 +271,7 @@ class Gang:
             seconds=ended - began,
             lost=max(0, self._reached(step) - newest),
             left=left,
+            timed=timed,
             step_ms=self._step_ms() if self._name == "slow_link" else None,
         )
 
@@ -314,7 +317,7 @@ def table(rows: dict[str, Row | str]) -> str:
             said = f"a step takes {row.step_ms[1]:.0f} ms, before {row.step_ms[0]:.0f} ms"
         codes = ", ".join(map(str, row.codes))
         goes_on = {True: "yes", False: "NO", None: ""}[row.went_on]
-        timed = f"{row.seconds:.1f}" if FAULTS[name].words else ""
+        timed = f"{row.seconds:.1f}" if FAULTS[name].words and row.timed else ""
         lines.append(f"| {what} | {codes} | {said} | {timed} | {row.lost} | {row.left} | {goes_on} |")
     return "\n".join(lines)
 
