@@ -26,7 +26,7 @@ def multiplications(model: Any, *shape: int) -> int:
     return total
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(18, 1814), (50, 4089)])
+@pytest.mark.parametrize(("depth", "millions"), [(18, 1814), pytest.param(50, 4089, marks=pytest.mark.slow)])
 def test_resnets_take_as_many_as_their_peers(depth: int, millions: int) -> None:
     """He et al. 2015, table 1, give 1.8 and, for the first version of depth 50, 3.8 thousand millions."""
     assert multiplications(resnet(depth), 224, 224, 3) == pytest.approx(millions * 1e6, rel=1e-3)
@@ -39,7 +39,9 @@ def test_a_small_resnet_takes_as_many_as_counted_by_hand() -> None:
     assert multiplications(cifar_resnet(20), 32, 32, 3) == by_hand
 
 
-@pytest.mark.parametrize(("variant", "width", "rounded"), [("ti", 192, 1.3), ("s", 384, 4.6)])
+@pytest.mark.parametrize(
+    ("variant", "width", "rounded"), [("ti", 192, 1.3), pytest.param("s", 384, 4.6, marks=pytest.mark.slow)]
+)
 def test_vision_transformers_take_as_many_as_counted_by_hand(variant: str, width: int, rounded: float) -> None:
     """197 places: 12 blocks of 12 x width^2 a place and two products of all places with all, patches, and the head."""
     blocks = 12 * (12 * width**2 * 197 + 2 * 197**2 * width)
