@@ -53,9 +53,11 @@ class LoopResult(NamedTuple):
     # float64 [1 + local replicas], sums over the steps: seconds from a batch that was ready to the end of the
     # reduction, then to its begin on each replica; None: not measured.
     times: np.ndarray | None = None
+    # float64, flat [replicas, 1 + variables], sums over the updates: logarithms of StepSums.norms; None: not asked for.
+    logs: np.ndarray | None = None
 
 
-# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited. Then times.
+# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited; times, logs.
 _COUNTS = 5
 _OUTPUTS = 7  # of a replica's step, which are equal on all of them
 
@@ -68,6 +70,7 @@ class CompiledLoop:
       replica_step: see ``ReplicaStep``; called in replica context while tracing.
       stop_on_alarm: leave the loop at the first alarm.
       timed: measure the time spent waiting for input.
+      logged: every step's norms are added up as logarithms.
       stamped: every step gives ``StepResult.arrival``; only where ``timed``.
     """
 
@@ -79,10 +82,13 @@ class CompiledLoop:
         stop_on_alarm: bool = True,
         timed: bool = True,
         stamped: bool = False,
+        logged: bool = False,
     ):
         self._timed = timed
         self._stamped = stamped
         self._stamps = 0  # figures of LoopResult.times
+        self._logged = logged
+        self._logs = 0  # figures of LoopResult.logs
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -133,8 +139,9 @@ class CompiledLoop:
         """What the compiled function gave, taken apart."""
         done, ended, sums, peaks, last, norms = numbers
         if not done:
-            sums, peaks, last = np.zeros(_COUNTS + self._stamps), np.zeros(1), np.zeros(1)
-        sums, stamps = np.split(sums, [len(sums) - self._stamps])
+            sums, peaks, last = np.zeros(_COUNTS + self._stamps + self._logs), np.zeros(1), np.zeros(1)
+        end = len(sums) - self._logs
+        sums, stamps, logs = np.split(sums, [end - self._stamps, end])
         updates, alarms, asked, examples, waited = sums[-_COUNTS:]
         failed = self._stop_on_alarm and bool(alarms)
         return LoopResult(
@@ -151,6 +158,7 @@ class CompiledLoop:
             vectors=(sums[:-_COUNTS], peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
             norms=norms,
             times=stamps if self._stamped else None,
+            logs=logs if self._logged else None,
         )
 
     def graph(self) -> tf.Graph | None:
@@ -210,8 +218,13 @@ class CompiledLoop:
             if stamps is not None:
                 own += [t - ready for t in (end, *stamps)]
                 self._stamps = 1 + len(stamps)
+            parts = [new_sums, counts, own]
+            if self._logged:
+                # counts begins with whether the update was made: what was not finite counts as 0.
+                parts.append(tf.math.multiply_no_nan(tf.math.log(tf.cast(norms, tf.float64)), counts[0]))
+                self._logs = int(norms.shape[0])
             new = (
-                sums + tf.concat([new_sums, counts, own], 0),
+                sums + tf.concat(parts, 0),
                 tf.maximum(peaks, new_peaks),
                 tf.concat([new_last, [end]], 0),
                 tf.where(alarm, norms, kept),

@@ -31,6 +31,7 @@ from framework.loop.saving import Saving
 from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
+from framework.monitor import gradient_outliers
 from framework.monitor.ledger import Ledger, sentence, summed
 from framework.monitor.replica_check import ReplicaCheck
 from framework.monitor.watch import Watch
@@ -84,6 +85,7 @@ class Run:
             stop_on_alarm=t.config.on_nonfinite != "skip",
             timed=not t.config.deterministic,
             stamped=t.stepper.stamped,
+            logged=gradient_outliers.wanted(t),
         )
 
     def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from framework.hooks.triggers import Trigger
 from framework.monitor.device_watch import DeviceWatch
+from framework.monitor.gradient_outliers import GradientOutliers
 from framework.monitor.ledger import Ledger
 from framework.monitor.profiler import Profiler
 from framework.monitor.stragglers import Stragglers
@@ -43,6 +44,7 @@ class Watch:
         self._reports = reports
         self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
         self.devices = DeviceWatch(trainer, reports)
+        self.gradients = GradientOutliers(trainer, say=reports.say)
         self.throughput = Throughput(trainer, graph)
         self.profiler = Profiler(trainer, say=reports.say)
 
@@ -63,6 +65,7 @@ class Watch:
 
     def add(self, result: LoopResult, *, compiled: bool) -> None:
         """One inner loop has ended; ``compiled``: before it began."""
+        self.gradients.add(result)
         if compiled and not self.profiler.active:
             self.stragglers.add(result)
             self.devices.add(result)
@@ -90,11 +93,15 @@ class Watch:
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` says in ``checks``."""
-        return {"stragglers": self.stragglers.summary(), "devices": self.devices.summary()}
+        return {
+            "gradients": self.gradients.summary(),
+            "stragglers": self.stragglers.summary(),
+            "devices": self.devices.summary(),
+        }
 
     def _tell_stragglers(self, record: dict[str, Any], curves: Mapping[str, float]) -> None:
         self._append(STRAGGLERS, record)
-        self._reports.curves("replicas", record["step"], curves)
+        self._reports.curves("replicas", record["step"], {**curves, **self.gradients.curves()})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         """Appends a record to a file of the run folder, on the chief."""
