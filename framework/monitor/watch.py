@@ -107,5 +107,6 @@ class Watch:
         """Appends a record to a file of the run folder, on the chief."""
         config = self._trainer.config
         if self._reports.writes and config.run_dir:
+            self._reports.check_folder()
             with open(os.path.join(config.run_dir, name), "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
