@@ -102,17 +102,23 @@ def losses(model: keras.Model, inputs: tf.Tensor, labels: tf.Tensor) -> tf.Tenso
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(inputs, training=True))
 
 
-def batches(workload: Workload) -> tf.data.Dataset:
-    """One batch for each replica in turn, each step; every epoch is another permutation, with no gap between epochs."""
+def batches(workload: Workload, *, first: int = 0, parts: int = 0) -> tf.data.Dataset:
+    """One batch for each replica in turn, each step; every epoch is another permutation, with no gap between epochs.
+
+    Args:
+      workload: what is trained.
+      first: the part to begin with.
+      parts: of a global batch; 0: one for each replica.
+    """
     inputs, labels = (tf.constant(a) for a in arrays(workload))
-    share = workload.batch // workload.replicas
+    share = workload.batch // (parts or workload.replicas)
 
     def fetch(i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         positions = tf.ensure_shape(tf.range(i * share, (i + 1) * share), [share])
         rows = example_indices(positions, inputs.shape[0], workload.seed, True)
         return tf.gather(inputs, rows), tf.gather(labels, rows)
 
-    return tf.data.Dataset.counter().map(fetch, num_parallel_calls=2, deterministic=True).prefetch(4)
+    return tf.data.Dataset.counter(first).map(fetch, num_parallel_calls=2, deterministic=True).prefetch(4)
 
 
 class AdamW:

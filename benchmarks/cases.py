@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from benchmarks.peers import PEERS
 from benchmarks.workload import Workload
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """The median over rounds of ``quantity`` must not be above ``limit``.
+    """The median over rounds of ``quantity`` must not be above ``limit``, or, with ``least``, not below it.
 
-    Quantities are ``A/B``, milliseconds a step of contender A over those of B in the same round, and
-    ``A.rss_growth_mb``, memory gained by contender A after the warm-up.
+    Quantities are ``A/B``, milliseconds a step of contender A over those of B in the same round; ``A/B.first_step``,
+    likewise of the seconds from a process's start to the end of its first step; and ``A.rss_growth_mb``, memory gained
+    by contender A after the warm-up.
     """
 
     quantity: str
     limit: float
+    least: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,7 @@ class Case:
       name: for ``--case``.
       about: one line for people.
       workload: what every contender trains.
-      contenders: modules of ``benchmarks``.
+      contenders: peers, or modules of ``benchmarks``.
       reference: the contender that others are compared with.
       bounds: what ``--check`` checks.
       window_steps: steps in a window.
@@ -144,8 +147,96 @@ _OPTIMIZER_CASES = tuple(
     for replicas in (1, 2)
 )
 
-CASES = {case.name: case for case in (*_CASES, *_OPTIMIZER_CASES)}
-SUITES = {
-    "smoke": tuple(case.name for case in _CASES),
-    "optimizers": tuple(case.name for case in _OPTIMIZER_CASES),
+
+# Name -> workload, and steps in a window: of 20, since loops of peers run 20 steps at a time.
+_NETWORKS: dict[str, tuple[Workload, int]] = {
+    "mlp": (MLP, 100),
+    "mlp_32": (dataclasses.replace(MLP, batch=32), 200),
+    "resnet20": (Workload(network="resnet20", batch=64), 20),
+    "transformer": (Workload(network="transformer", batch=16), 20),
 }
+# Peer -> how many times its time a step the framework's is to be.
+_GOALS = {"bare": 0.99, "keras_fit": 1.3, "keras_fit_20": 1.3, "orbit": 1.15, "torch": 1.0, "torch_compile": 1.0}
+_GOALS_2 = {"keras_fit": 1.7}
+_GOAL_DDP = {"mlp": 1.8, "mlp_32": 1.8, "resnet20": 1.15, "transformer": 1.05}
+
+
+def _peer_case(network: str, replicas: int) -> Case:
+    workload, window_steps = _NETWORKS[network]
+    peers = tuple(name for name, peer in PEERS.items() if replicas in peer.replicas)
+    goals = _GOALS if replicas == 1 else {**_GOALS_2, "torch_ddp": _GOAL_DDP[network]}
+    return Case(
+        name=f"peers_{network}" + (f"_{replicas}" if replicas > 1 else ""),
+        about=f"the trainer against its peers, {network}, batch {workload.batch}, {replicas} replica(s)",
+        workload=dataclasses.replace(workload, replicas=replicas),
+        contenders=("trainer", *peers),
+        reference="trainer",
+        bounds=tuple(Bound(f"{name}/trainer", limit, least=True) for name, limit in goals.items()),
+        window_steps=window_steps,
+        warm_up=2,
+    )
+
+
+def _start_up_case(network: str) -> Case:
+    case = _peer_case(network, 1)
+    return dataclasses.replace(
+        case,
+        name=f"startup_{network}",
+        about=f"from the start of the process to the end of the first step, {network}",
+        bounds=(Bound("keras_fit/trainer.first_step", 1.0, least=True),),
+        contenders=tuple(name for name in case.contenders if name != "keras_fit_20"),
+        window_steps=2,
+        warm_up=1,
+        windows=1,
+    )
+
+
+def _scaling_case(kind: str, network: str, replicas: int) -> Case:
+    workload, window_steps = _NETWORKS[network]
+    batch = workload.batch * (replicas if kind == "weak" else 1)
+    return Case(
+        name=f"{kind}_{network}_{replicas}",
+        about=f"{kind} scaling, {network}, batch {batch}, {replicas} replica(s) that share the cores",
+        workload=dataclasses.replace(workload, batch=batch, replicas=replicas),
+        contenders=("trainer",),
+        reference="trainer",
+        window_steps=window_steps,
+        windows=3,
+    )
+
+
+def _workers_case(network: str) -> Case:
+    case = _peer_case(network, 2)
+    return dataclasses.replace(
+        case,
+        name=f"workers_{network}",
+        about=f"two worker processes against torch's two, a thread each, {network}, batch {case.workload.batch}",
+        workload=dataclasses.replace(case.workload, threads=1),
+        contenders=("workers", "torch_ddp"),
+        reference="workers",
+        bounds=(Bound("torch_ddp/workers", 0.8, least=True),),
+    )
+
+
+_PEER_CASES = tuple(_peer_case(network, replicas) for replicas in (1, 2) for network in _NETWORKS)
+_START_UP_CASES = tuple(_start_up_case(network) for network in _NETWORKS)
+_SCALING_CASES = tuple(
+    _scaling_case(kind, network, replicas)
+    for kind in ("weak", "strong")
+    for network in ("mlp", "resnet20")
+    for replicas in (1, 2, 4)
+)
+
+_WORKERS_CASES = tuple(map(_workers_case, _NETWORKS))
+
+_SUITES = {
+    "smoke": _CASES,
+    "optimizers": _OPTIMIZER_CASES,
+    "peers": _PEER_CASES,
+    "workers": _WORKERS_CASES,
+    "startup": _START_UP_CASES,
+    "scaling": _SCALING_CASES,
+    "full": (*_CASES, *_OPTIMIZER_CASES, *_PEER_CASES, *_WORKERS_CASES, *_START_UP_CASES, *_SCALING_CASES),
+}
+CASES = {case.name: case for case in _SUITES["full"]}
+SUITES = {name: tuple(case.name for case in cases) for name, cases in _SUITES.items()}

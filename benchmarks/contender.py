@@ -6,6 +6,7 @@ next. So contenders in several processes can take turns, window by window, with 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,6 +14,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+from benchmarks.peers import PEERS
 
 # Reads a message; empty at the end of the stream.
 Receive: TypeAlias = Callable[[], str]
@@ -80,9 +83,22 @@ class Reporter:
 Contender: TypeAlias = Callable[[Any, Sequence[int], Reporter], None]
 
 
-def load(name: str) -> Contender:
-    """The contender ``name``: function ``train`` of the module ``benchmarks.NAME``."""
-    return importlib.import_module(f"benchmarks.{name}").train
+def load(name: str, function: str = "train") -> Contender:
+    """The contender ``name``: a function of a peer's module, or of ``benchmarks.NAME``."""
+    module = importlib.import_module(PEERS[name].module if name in PEERS else f"benchmarks.{name}")
+    return getattr(module, function)
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of those that it started and that still run."""
+    import psutil
+
+    total = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            used = child.cpu_times()
+            total += used.user + used.system
+    return total
 
 
 def resident_mb() -> float:
@@ -93,12 +109,12 @@ def resident_mb() -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs one contender. SPEC: ``contender``, ``workload``, ``ends`` (steps at which windows end), ``started``."""
+    """Runs one contender. SPEC: ``contender``, ``function``, ``workload``, ``ends`` (steps of reports), ``started``."""
     spec = json.loads(argv[0])
     # Messages get the real standard output; whatever a library prints goes to standard error.
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    contender = load(spec["contender"])
+    contender = load(spec["contender"], spec["function"])
 
     from benchmarks.workload import Workload
 
@@ -106,6 +122,7 @@ def main(argv: Sequence[str]) -> None:
         send=lambda message: print(json.dumps(message), file=channel, flush=True),
         receive=sys.stdin.readline,
         memory=resident_mb,
+        cpu_clock=cpu_seconds,
         started=spec["started"],
     )
     contender(Workload.from_dict(spec["workload"]), spec["ends"], reporter)

@@ -36,6 +36,11 @@ def cpu_ms(run: Run) -> float:
     return statistics.median(w.cpu_seconds / w.steps for w in run.windows) * 1e3
 
 
+def first_step_s(run: Run) -> float:
+    """Seconds from the start of the process until the loss of the first step was read."""
+    return run.start_up.first_step_s
+
+
 def rss_growth_mb(run: Run) -> float:
     """Memory gained from the end of the warm-up to the end of the run, in MB."""
     return run.windows[-1].rss_mb - run.warm_up[-1].rss_mb

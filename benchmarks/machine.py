@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("tensorflow", "keras", "numpy", "psutil")
+PACKAGES = ("tensorflow", "keras", "numpy", "psutil", "torch", "tf-keras", "tf-models-official")
 # Variables of the environment that change what is measured.
 PREFIXES = ("TF_", "XLA_", "KERAS_", "OMP_", "MKL_", "KMP_", "ONEDNN_", "CUDA_", "NCCL_", "MALLOC_", "GLIBC_", "LD_")
 

@@ -1,26 +1,22 @@
-"""The networks of the measurements, on Keras layers as most users would write them."""
+"""The networks of the measurements, on Keras layers as most users would write them; ``keras`` may be ``tf_keras``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import keras
+from typing import Any
 
 BYTES, LENGTH, WIDTH, HEADS, BLOCKS = 256, 128, 128, 4, 4
 
 
-def _mlp(features: int, hidden: Sequence[int]) -> keras.Model:
-    from models.mlp import mlp
+def _mlp(keras: Any, features: int, hidden: Sequence[int]) -> Any:
+    """Dense layers with ReLU, 10 classes."""
+    layers = [keras.layers.Dense(units, activation="relu") for units in hidden]
+    return keras.Sequential([keras.Input((features,)), *layers, keras.layers.Dense(10)])
 
-    return mlp((features,), hidden, 10)
 
-
-def _resnet20(features: int, hidden: Sequence[int]) -> keras.Model:
+def _resnet20(keras: Any, features: int, hidden: Sequence[int]) -> Any:
     """ResNet-20 for 32 x 32 images (He et al. 2016, section 4.2), 10 classes."""
     del features, hidden
-    import keras
 
     def convolved(x: Any, filters: int, stride: int) -> Any:
         x = keras.layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
@@ -40,11 +36,9 @@ def _resnet20(features: int, hidden: Sequence[int]) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(10)(x))
 
 
-def _transformer(features: int, hidden: Sequence[int]) -> keras.Model:
+def _transformer(keras: Any, features: int, hidden: Sequence[int]) -> Any:
     """A decoder of 4 pre-norm blocks over bytes: ``[batch, 128]`` -> logits ``[batch, 128, 256]``."""
     del features, hidden
-    import keras
-
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Embedding(BYTES, WIDTH)(inputs)
     for _ in range(BLOCKS):
@@ -55,7 +49,7 @@ def _transformer(features: int, hidden: Sequence[int]) -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(BYTES)(keras.layers.LayerNormalization()(x)))
 
 
-BUILDERS: dict[str, Callable[[int, Sequence[int]], Any]] = {
+BUILDERS: dict[str, Callable[[Any, int, Sequence[int]], Any]] = {
     "mlp": _mlp,
     "resnet20": _resnet20,
     "transformer": _transformer,

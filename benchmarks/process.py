@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.peers import PEERS
 from benchmarks.workload import Workload
 
 # The folder that holds the package, so that the child finds it from wherever the parent was started.
@@ -52,18 +53,28 @@ class ContenderProcess:
     """One contender in a fresh process; between windows it stands still.
 
     Args:
-      name: a module of ``benchmarks`` with a function ``train``.
+      name: a peer, or a module of ``benchmarks`` with a function ``train``.
       workload: what it trains.
       ends: steps at which it is to report, the first of which is 1.
       limit: seconds for one answer; then the process is killed.
+      function: of the module; ``train``, or ``reach`` for ``benchmarks.goal``.
     """
 
-    def __init__(self, name: str, workload: Workload, ends: Sequence[int], *, limit: float = 300.0):
+    def __init__(
+        self, name: str, workload: Workload, ends: Sequence[int], *, limit: float = 300.0, function: str = "train"
+    ):
         self._name, self._limit = name, limit
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+        environment.update(PEERS[name].environment if name in PEERS else {})
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        spec = {"contender": name, "workload": workload.to_dict(), "ends": list(ends), "started": time.monotonic()}
+        spec = {
+            "contender": name,
+            "function": function,
+            "workload": workload.to_dict(),
+            "ends": list(ends),
+            "started": time.monotonic(),
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.contender", json.dumps(spec)],
             stdin=subprocess.PIPE,

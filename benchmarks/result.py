@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks import figures
-from benchmarks.cases import Case
+from benchmarks.cases import Bound, Case
 from benchmarks.figures import Spread
 from benchmarks.rounds import Rounds, Run
 
@@ -22,6 +23,10 @@ def case_result(case: Case, rounds: Rounds, load: Mapping[str, Any]) -> dict[str
     present = [n for n in case.contenders if any(n in runs for runs in rounds.runs)]
     ratios = {f"{n}/{case.reference}": n for n in present if n != case.reference and case.reference in present}
     spreads = {text: figures.ratio(rounds.runs, n, case.reference) for text, n in ratios.items()}
+    first = {
+        f"{text}.first_step": figures.ratio(rounds.runs, n, case.reference, figures.first_step_s)
+        for text, n in ratios.items()
+    }
     growth = {f"{n}.rss_growth_mb": figures.over_rounds(rounds.runs, n, figures.rss_growth_mb) for n in present}
     return {
         "name": case.name,
@@ -35,8 +40,9 @@ def case_result(case: Case, rounds: Rounds, load: Mapping[str, Any]) -> dict[str
         "cpu_ratios": {
             text: figures.ratio(rounds.runs, n, case.reference, figures.cpu_ms).to_dict() for text, n in ratios.items()
         },
+        "first_step_ratios": {text.partition(".")[0]: spread.to_dict() for text, spread in first.items()},
         "rejected": dict(rounds.rejected),
-        "bounds": [_bound(b.quantity, b.limit, {**spreads, **growth}.get(b.quantity)) for b in case.bounds],
+        "bounds": [_bound(b, {**spreads, **first, **growth}.get(b.quantity)) for b in case.bounds],
     }
 
 
@@ -69,9 +75,20 @@ def _contender(case: Case, rounds: Rounds, name: str) -> dict[str, Any]:
     }
 
 
-def _bound(quantity: str, limit: float, spread: Spread | None) -> dict[str, Any]:
+def _bound(bound: Bound, spread: Spread | None) -> dict[str, Any]:
     value = None if spread is None or not spread.values else spread.median
-    return {"quantity": quantity, "limit": limit, "value": value, "held": value is not None and value <= limit}
+    held = value is not None and (value >= bound.limit if bound.least else value <= bound.limit)
+    return {**dataclasses.asdict(bound), "value": value, "held": held}
+
+
+def geometric_means(document: Mapping[str, Any]) -> dict[str, float]:
+    """Over the cases of a document, of each ratio that more than one case has."""
+    found: dict[str, list[float]] = {}
+    for case in document["cases"]:
+        replicas = case["workload"]["replicas"]
+        for text, spread in case["ratios"].items():
+            found.setdefault(f"{text}, {replicas} replica(s)", []).append(spread["median"])
+    return {text: statistics.geometric_mean(values) for text, values in found.items() if len(values) > 1}
 
 
 def broken(document: Mapping[str, Any]) -> list[str]:
@@ -81,7 +98,8 @@ def broken(document: Mapping[str, Any]) -> list[str]:
         for bound in case["bounds"]:
             if not bound["held"]:
                 value = "was not measured" if bound["value"] is None else f"is {bound['value']:.4g}"
-                lines.append(f"{case['name']}: {bound['quantity']} {value} but must not be above {bound['limit']:g}")
+                side = "below" if bound["least"] else "above"
+                lines.append(f"{case['name']}: {bound['quantity']} {value} but must not be {side} {bound['limit']:g}")
     return lines
 
 

@@ -23,17 +23,14 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 def render(document: Mapping[str, Any]) -> str:
     """The whole result: where it was measured, one row a contender, memory, bounds."""
-    m, c = document["machine"], document["commit"]
-    commit = f"{(c['hash'] or 'unknown')[:12]}{' with changes' if c['dirty'] else ''}"
-    parts = [
-        f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']:g} GB; commit {commit}; {document['date']}",
-        ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
-    ]
+    parts = circumstances(document)
     rows = [["case", "contender", "ms a step", "ratio", "CPU ratio", "examples/s", "import s", "first step s"]]
     for case in document["cases"]:
         rows += [_row(case, name, figures) for name, figures in case["contenders"].items()]
     parts.append(align(rows) if len(rows) > 1 else "nothing was measured")
-    parts += [line for case in document["cases"] for line in _notes(case)]
+    parts += [line for case in document["cases"] for line in notes(case)]
+    means = document.get("geometric_means", {})
+    parts += [f"geometric mean of {text}: {value:.3f}" for text, value in means.items()]
     return "\n".join(parts)
 
 
@@ -52,14 +49,27 @@ def _row(case: Mapping[str, Any], name: str, figures: Mapping[str, Any]) -> list
     ]
 
 
-def _notes(case: Mapping[str, Any]) -> list[str]:
+def circumstances(document: Mapping[str, Any]) -> list[str]:
+    """Lines that say on what was measured."""
+    m, c = document["machine"], document["commit"]
+    commit = f"{(c['hash'] or 'unknown')[:12]}{' with changes' if c['dirty'] else ''}"
+    return [
+        f"{m['cpu']}, {m['cores']} cores, {m['memory_gb']:g} GB; commit {commit}; {document['date']}",
+        ", ".join(f"{name} {version or 'missing'}" for name, version in document["versions"].items()),
+    ]
+
+
+def notes(case: Mapping[str, Any]) -> list[str]:
+    """Lines on what was thrown out or left out, and on bounds."""
     lines = [f"{case['name']}: {name} was thrown out: {why}" for name, why in case["rejected"].items()]
+    lines += [f"{case['name']}: {name} was left out: {why}" for name, why in case.get("skipped", {}).items()]
     for bound in case["bounds"]:
         contender, _, figure = bound["quantity"].partition(".")
         if figure and contender in case["contenders"]:
             curve = case["contenders"][contender]["memory"]["rss_mb_by_step"]
             lines.append(f"{case['name']}: " + ", ".join(f"step {step} {mb:.1f} MB" for step, mb in curve))
         value = "not measured" if bound["value"] is None else f"{bound['value']:.4g}"
+        side = "at least" if bound["least"] else "at most"
         verdict = "held" if bound["held"] else "BROKEN"
-        lines.append(f"{case['name']}: {bound['quantity']} {value}, bound {bound['limit']:g}: {verdict}")
+        lines.append(f"{case['name']}: {bound['quantity']} {value}, {side} {bound['limit']:g}: {verdict}")
     return lines

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from benchmarks.contender import Reporter
 from benchmarks.workload import Workload, arrays, build_model, set_threads
-from framework import AtSteps, LossOutput, RunConfig, Scheduled, Trainer
+from framework import AtSteps, Hook, LossOutput, RunConfig, Scheduled, Trainer
 from input_pipelines import from_arrays
 
 
@@ -39,6 +40,40 @@ class Workbench(Trainer):
 
     def hooks(self) -> Sequence[Scheduled]:
         return [Scheduled(AtSteps(self._ends), lambda step, values: self._report(step, values["loss"]))]
+
+
+class Seeker(Workbench):
+    """The same, evaluated every ``eval_every`` steps; reports the first loss, then what each evaluation tells."""
+
+    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
+        inputs, labels = batch
+        logits = model(inputs, training=training)
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+        right = tf.equal(tf.argmax(logits, -1, labels.dtype), labels)
+        return LossOutput(loss=loss, metrics={"accuracy": right, "bits_per_byte": loss / math.log(2.0)})
+
+    def hooks(self) -> Sequence[Scheduled]:
+        return [Scheduled(AtSteps([1]), Told(self._workload.figure, self._report))]
+
+
+class Told(Hook):
+    """Reports the loss at its own step, and one figure of each evaluation."""
+
+    def __init__(self, figure: str, report: Reporter):
+        self._figure, self._report = figure, report
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> None:
+        """See ``Hook``."""
+        self._report(step, values["loss"])
+
+    def evaluated(self, step: int, name: str, values: Mapping[str, float]) -> None:
+        """See ``Hook``."""
+        self._report(step, values[self._figure])
+
+
+def reach(workload: Workload, ends: Sequence[int], report: Reporter) -> None:
+    """A contender of ``benchmarks.goal``."""
+    train(workload, ends, report, Seeker)
 
 
 def train(workload: Workload, ends: Sequence[int], report: Reporter, task: type[Workbench] = Workbench) -> None:

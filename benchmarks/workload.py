@@ -18,7 +18,8 @@ class Workload:
     """A perceptron, its data and AdamW with a constant rate. It crosses to a contender's process as JSON.
 
     Attributes:
-      data: ``digits`` (1,437 images of 64 pixels) or ``random`` (4,096 vectors of ``features`` numbers).
+      data: ``digits`` (1,437 images of 64 pixels), ``library`` (the bytes of Python's own source, for the transformer)
+        or ``random`` (4,096 vectors of ``features`` numbers).
       network: ``mlp``; ``resnet20`` on random 32 x 32 images; or ``transformer`` on random bytes, 128 a row.
       features: numbers in one example, of ``mlp``.
       hidden: units of each hidden layer, of ``mlp``.
@@ -30,6 +31,7 @@ class Workload:
       threads: of TensorFlow's two pools, each; 0: TensorFlow's default, one a core.
       eval_every: steps between evaluations; 0: none.
       checkpoint_every: steps between checkpoints in a temporary run folder; 0: none, and nothing is written.
+      start: file with weights and the order of examples, for contenders of other libraries; see ``benchmarks.start``.
     """
 
     data: str = "random"
@@ -44,14 +46,20 @@ class Workload:
     threads: int = 0
     eval_every: int = 0
     checkpoint_every: int = 0
+    start: str = ""
 
     def __post_init__(self) -> None:
-        if self.data not in ("digits", "random"):
-            raise ValueError(f"data={self.data!r} but it must be digits or random")
+        if self.data not in ("digits", "library", "random"):
+            raise ValueError(f"data={self.data!r} but it must be digits, library or random")
         if self.network not in networks.BUILDERS:
             raise ValueError(f"network={self.network!r} but it must be one of {', '.join(networks.BUILDERS)}")
         if self.batch % self.replicas:
             raise ValueError(f"batch={self.batch} with replicas={self.replicas}: the bare loop has no uneven shares")
+
+    @property
+    def figure(self) -> str:
+        """What an evaluation tells: ``bits_per_byte`` of the transformer, else ``accuracy``."""
+        return "bits_per_byte" if self.network == "transformer" else "accuracy"
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -79,6 +87,8 @@ def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.nda
 
         images, labels = digits.load(split)
         return images.reshape(len(images), -1), labels
+    if workload.data == "library":
+        return _library("train" if split == "train" else "eval")
     random = np.random.default_rng(0 if split == "train" else 1)
     if workload.network == "transformer":
         tokens = random.integers(0, networks.BYTES, (1024, networks.LENGTH + 1)).astype(np.int32)
@@ -89,6 +99,19 @@ def arrays(workload: Workload, split: str = "train") -> tuple[np.ndarray, np.nda
     return inputs, random.integers(0, 10, count).astype(np.int32)
 
 
+def _library(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Windows of source files, joined; of those for evaluation the first 256."""
+    from input_pipelines.text import read_document, standard_library
+
+    data = np.concatenate([read_document(path) for path in standard_library(split)]).astype(np.int32)
+    rows = (len(data) - 1) // networks.LENGTH
+    places = np.arange(rows)[:, None] * networks.LENGTH + np.arange(networks.LENGTH)
+    places = places if split == "train" else places[:256]
+    return data[places], data[places + 1]
+
+
 def build_model(workload: Workload) -> keras.Model:
     """The network: inputs -> logits; seed Keras before, for equal weights."""
-    return networks.BUILDERS[workload.network](workload.features, workload.hidden)
+    import keras
+
+    return networks.BUILDERS[workload.network](keras, workload.features, workload.hidden)

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from framework import BatchPlan, ConfigError
 from input_pipelines.files import PathsLike, find_files, split_files
-from input_pipelines.order import example_indices
+from input_pipelines.masking import MaskTokens
+from input_pipelines.order import example_indices, example_keys
 from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT
 
 _LARGEST = 2**30  # bytes that are read into memory
@@ -63,7 +64,15 @@ class TextPipeline:
 
     vocabulary_size = BYTES_VOCABULARY
 
-    def __init__(self, documents: list[np.ndarray], *, length: int, shuffle: bool, cross_documents: bool):
+    def __init__(
+        self,
+        documents: list[np.ndarray],
+        *,
+        length: int,
+        shuffle: bool,
+        cross_documents: bool,
+        corrupt: MaskTokens | None = None,
+    ):
         ends = np.cumsum([len(d) + 1 for d in documents])
         ids = np.full(ends[-1], END_OF_DOCUMENT, np.uint16)
         for document, end in zip(documents, ends):
@@ -72,7 +81,7 @@ class TextPipeline:
         # The last id of a piece has nothing after it, so it starts no window.
         starts = [np.arange(low, high - 1, length) for low, high in itertools.pairwise(borders)]
         stops = [np.full(len(s), high) for s, high in zip(starts, borders[1:])]
-        self._length, self._shuffle = length, shuffle
+        self._length, self._shuffle, self._corrupt = length, shuffle, corrupt
         with tf.device("CPU:0"):
             self._ids = tf.constant(ids)
             self._starts = tf.constant(np.concatenate(starts), tf.int64)
@@ -91,12 +100,15 @@ class TextPipeline:
             inputs = ids[:, :-1]
             ended = inputs == END_OF_DOCUMENT
             number = 1 + tf.cumsum(tf.cast(ended, tf.int32), 1, exclusive=True)
-            return {
+            rows = {
                 "inputs": inputs,
                 "targets": ids[:, 1:],
                 "weights": tf.cast(inside[:, 1:] & ~ended, tf.float32),
                 "segments": tf.where(inside[:, :-1], number, 0),
             }
+            if self._corrupt is None:
+                return rows
+            return self._corrupt(rows, example_keys(positions, index, self.size, plan.seed))
 
         return plan.read(fetch, row_bytes=16 * self._length)
 
@@ -109,6 +121,7 @@ def from_text(
     split: str = "all",
     shuffle: bool = True,
     cross_documents: bool = True,
+    corrupt: MaskTokens | None = None,
 ) -> TextPipeline:
     """A pipeline over text files, each a document: its bytes as ids 0 to 255, then 256, its end.
 
@@ -124,6 +137,7 @@ def from_text(
       shuffle: whether each training epoch is a new seeded permutation of the windows; evaluation reads in order.
       cross_documents: cut the documents, joined in the order of their paths, into windows, of which only the last one
         is padded; False: cut each document for itself, so that the last window of each is padded.
+      corrupt: hides ids of each window, in training and in evaluation, and gives another batch; see ``MaskTokens``.
 
     Raises:
       ConfigError: a file is missing or not text, or all are empty, or they are too large for memory together.
@@ -140,4 +154,4 @@ def from_text(
     documents = [d for d in map(read_document, files) if len(d)]
     if not documents:
         raise ConfigError(f"{files[0]} is empty, as are the {len(files) - 1} other files; pass files with text")
-    return TextPipeline(documents, length=length, shuffle=shuffle, cross_documents=cross_documents)
+    return TextPipeline(documents, length=length, shuffle=shuffle, cross_documents=cross_documents, corrupt=corrupt)

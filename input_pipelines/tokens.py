@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from framework import BatchPlan, ConfigError
-from input_pipelines.order import example_indices
+from input_pipelines.masking import MaskTokens
+from input_pipelines.order import example_indices, example_keys
 
 FORMAT = "lockstep-tokens"
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -125,8 +126,10 @@ class TokenPipeline:
       size: windows in an epoch.
     """
 
-    def __init__(self, file: TokenFile, *, length: int, shuffle: bool, resident: bool):
-        self.file, self._length, self._shuffle = file, length, shuffle
+    def __init__(
+        self, file: TokenFile, *, length: int, shuffle: bool, resident: bool, corrupt: MaskTokens | None = None
+    ):
+        self.file, self._length, self._shuffle, self._corrupt = file, length, shuffle, corrupt
         self.size = (file.count - 1) // length
         self._ids = file.ids()
         self._tensor = None
@@ -146,7 +149,10 @@ class TokenPipeline:
             else:
                 windows = tf.numpy_function(self._read, [index], tf.int32, stateful=False)
             windows = tf.ensure_shape(windows, [*index.shape, self._length + 1])
-            return windows[:, :-1], windows[:, 1:]
+            rows = windows[:, :-1], windows[:, 1:]
+            if self._corrupt is None:
+                return rows
+            return self._corrupt(rows, example_keys(positions, index, self.size, plan.seed))
 
         return plan.read(fetch, row_bytes=8 * self._length)
 
@@ -171,7 +177,12 @@ class TokenPipeline:
 
 
 def from_tokens(
-    path: str | PathLike[str], *, length: int, shuffle: bool = True, resident: bool | None = None
+    path: str | PathLike[str],
+    *,
+    length: int,
+    shuffle: bool = True,
+    resident: bool | None = None,
+    corrupt: MaskTokens | None = None,
 ) -> TokenPipeline:
     """A pipeline over the windows of a token file: batches of (inputs, targets), int32 ``[rows, length]`` each.
 
@@ -184,6 +195,7 @@ def from_tokens(
       length: ids in a window's inputs.
       shuffle: whether each training epoch is a new seeded permutation of the windows; evaluation reads in order.
       resident: hold the file in memory; None: if it has at most 64 MiB. Else it is mapped, and read as it is needed.
+      corrupt: hides ids of each window, in training and in evaluation, and gives another batch; see ``MaskTokens``.
 
     Raises:
       ConfigError: see ``open_tokens``; or the file is shorter than one window, or holds an id that is not in the
@@ -199,4 +211,4 @@ def from_tokens(
         )
     if resident is None:
         resident = file.path.stat().st_size <= _RESIDENT_BYTES
-    return TokenPipeline(file, length=length, shuffle=shuffle, resident=resident)
+    return TokenPipeline(file, length=length, shuffle=shuffle, resident=resident, corrupt=corrupt)

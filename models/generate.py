@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from framework import ConfigError
-from models.language_model import Cache, LanguageModel
+from models.language_model import LanguageModel
+from models.transformer import Cache
 
 
 def generate(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from framework import ConfigError, LockstepError, LossOutput, Signature, Trainer
-from input_pipelines import from_text, from_tokens, standard_library
-from input_pipelines.files import find_files
-from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT, open_tokens
+from framework import LockstepError, LossOutput, Signature, Trainer
+from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT
+from models import text_data
 from models.generate import generate
 from models.language_model import LanguageModel, LanguageShape
+from models.transformer import check_recompute
 
 
 class Language(Trainer):
@@ -47,6 +46,7 @@ class Language(Trainer):
         heads: int = 4  # of each attention
         rope: bool = True  # rotary positions; else learnt ones
         dropout: float = 0.0  # share dropped while training
+        recompute: bool = False  # compute each block again for its gradients, and keep less in memory
         data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
         pattern: str = "*.txt"  # of text files in data_dir
         separate_documents: bool = False  # whether attention stays inside a document
@@ -64,10 +64,12 @@ class Language(Trainer):
                 heads=self.heads,
                 rope=self.rope,
                 dropout=self.dropout,
+                recompute=self.recompute,
             )
 
     def build_model(self) -> LanguageModel:
         """Logits ``[batch, length, vocabulary]`` from ids ``[batch, length]``."""
+        check_recompute(self, self.options.recompute)
         return LanguageModel(self.options.shape(self._vocabulary))
 
     def train_data(self) -> Any:
@@ -139,34 +141,13 @@ class Language(Trainer):
         """Numbers of the documents in a window, where attention is to stay inside of them."""
         if not self.options.separate_documents or "segments" in batch:
             return batch["segments"] if self.options.separate_documents else None
-        end = open_tokens(self._folder / "train.bin").end_of_document
-        if end is None:
-            raise ConfigError(
-                f"separate_documents but {self._folder / 'train.json'} has no end_of_document, so documents cannot be "
-                "told apart; leave it out, or pack the file with such an id"
-            )
+        end = text_data.document_end(self.options.data_dir, needed=True)
         return 1 + tf.cumsum(tf.cast(batch["inputs"] == end, tf.int32), 1, exclusive=True)
 
     @property
-    def _folder(self) -> pathlib.Path:
-        return pathlib.Path(self.options.data_dir)
-
-    @property
-    def _packed(self) -> bool:
-        return bool(self.options.data_dir) and (self._folder / "train.bin").exists()
-
-    @property
     def _vocabulary(self) -> int:
-        return open_tokens(self._folder / "train.bin").vocabulary_size if self._packed else BYTES_VOCABULARY
+        return text_data.vocabulary(self.options.data_dir)
 
     def _data(self, split: str) -> Any:
-        length, shuffle = self.options.length, split == "train"
-        if not self.options.data_dir:
-            return from_text(standard_library(split), length=length, shuffle=shuffle)
-        if self._packed:
-            file = self._folder / f"{split}.bin"
-            return from_tokens(file, length=length, shuffle=shuffle) if split == "train" or file.exists() else None
-        files = find_files(self._folder, self.options.pattern)
-        if len(files) == 1:  # it cannot be split by file
-            return from_text(files, length=length) if split == "train" else None
-        return from_text(files, length=length, split=split, shuffle=shuffle)
+        o = self.options
+        return text_data.windows(o.data_dir, split, length=o.length, pattern=o.pattern)

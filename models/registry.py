@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 # Tasks of the package: name -> (module, class). They are imported when they are asked for.
 _BUILT_IN = {
     "cifar10": ("models.cifar_task", "Cifar10"),
+    "dcgan": ("models.dcgan_task", "Dcgan"),
     "digits": ("models.digits_task", "Digits"),
     "imagenet": ("models.imagenet_task", "ImageNet"),
     "language": ("models.language_task", "Language"),
+    "masked_language": ("models.masked_language_task", "MaskedLanguage"),
     "ranking": ("models.ranking_task", "Ranking"),
+    "simclr": ("models.simclr_task", "SimClr"),
     "synthetic": ("models.synthetic_task", "Synthetic"),
+    "vit": ("models.vit_task", "Vit"),
 }
 _registered: dict[str, type[Trainer]] = {}
 

@@ -23,17 +23,23 @@ _EXPANSION = 4  # outputs of a bottleneck / its width
 
 
 def cifar_resnet(
-    depth: int = 20, *, num_classes: int = 10, sync_batch_norm: bool = False, image_size: int = 32
+    depth: int = 20,
+    *,
+    num_classes: int = 10,
+    sync_batch_norm: bool = False,
+    image_size: int = 32,
+    channels: int = 3,
 ) -> keras.Model:
-    """ResNet for small images; ``[batch, image_size, image_size, 3]`` -> logits ``[batch, num_classes]``, float32.
+    """ResNet for small images ``[batch, image_size, image_size, channels]``; logits ``[batch, num_classes]``, float32.
 
     Three stages of 16, 32 and 64 channels, shortcuts without parameters (option A of section 4.1).
 
     Args:
       depth: 6n + 2: 20, 32, 44, 56, 110.
-      num_classes: units of the last layer.
+      num_classes: units of the last layer; 0: no such layer, and features ``[batch, 64]`` instead of logits.
       sync_batch_norm: statistics over all replicas instead of each replica's own.
       image_size: in pixels.
+      channels: of a pixel.
 
     Raises:
       ConfigError: a depth that is not 6n + 2.
@@ -41,7 +47,7 @@ def cifar_resnet(
     if depth < 8 or depth % 6 != 2:
         raise ConfigError(f"depth={depth} but it must be 6n + 2 for a whole n; for example depth=20")
     norm = _normalization(sync_batch_norm)
-    inputs = keras.Input((image_size, image_size, 3))
+    inputs = keras.Input((image_size, image_size, channels))
     x = _activated(norm("stem_norm")(_conv(16, 3, "stem")(inputs)))
     for stage, width in enumerate((16, 32, 64)):
         for block in range((depth - 2) // 6):
@@ -53,6 +59,8 @@ def cifar_resnet(
                 x = keras.ops.pad(x[:, ::2, ::2, :], [[0, 0], [0, 0], [0, 0], [width // 4, width // 4]])
             x = _activated(keras.layers.Add(name=f"{name}_add")([x, y]))
     x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+    if not num_classes:
+        return keras.Model(inputs, x, name=f"cifar_resnet{depth}")
     x = keras.layers.Dense(num_classes, kernel_initializer="he_normal", dtype="float32", name="logits")(x)
     return keras.Model(inputs, x, name=f"cifar_resnet{depth}")
 

@@ -24,7 +24,7 @@ def test_b46_a_result_file_says_what_the_figures_depend_on(document, tmp_path, m
     path = str(tmp_path / "result.json")
     result.write(path, document(["--rounds=3"]))
     value = result.read(path)
-    assert set(value["versions"]) == {"python", "tensorflow", "keras", "numpy", "psutil"}
+    assert set(value["versions"]) >= {"python", "tensorflow", "keras", "numpy", "psutil", "torch"}
     assert value["flags"] == {"rounds": 3}  # only what differs from default
     assert value["environment"]["TF_ENABLE_ONEDNN_OPTS"] == "0"
     assert set(value["machine"]) == {"cpu", "cores", "memory_gb", "platform"}
@@ -32,7 +32,7 @@ def test_b46_a_result_file_says_what_the_figures_depend_on(document, tmp_path, m
     assert set(value["commit"]) == {"hash", "dirty"}
     assert value["date"].endswith("+00:00")
     (case,) = value["cases"]
-    assert case["bounds"] == [{"quantity": "trainer/bare", "limit": 1.05, "value": 1.0, "held": True}]
+    assert case["bounds"] == [{"quantity": "trainer/bare", "limit": 1.05, "least": False, "value": 1.0, "held": True}]
     assert case["workload"]["batch"] == 96
     assert len(case["load"]["before"]) == len(case["load"]["after"]) == 3
     assert case["contenders"]["trainer"]["facts"] == {"parameters": 10, "settings": {}}
@@ -56,7 +56,7 @@ def test_what_was_thrown_out_is_not_measured_and_its_bound_not_held(document, fa
     (case,) = value["cases"]
     assert case["rejected"] == {"trainer": "11 parameters where the reference has 10"}
     assert list(case["contenders"]) == ["bare"]
-    assert case["bounds"] == [{"quantity": "trainer/bare", "limit": 1.05, "value": None, "held": False}]
+    assert case["bounds"] == [{"quantity": "trainer/bare", "limit": 1.05, "least": False, "value": None, "held": False}]
     assert result.broken(value) == ["small: trainer/bare was not measured but must not be above 1.05"]
     assert "small: trainer was thrown out: 11 parameters" in table.render(value)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from framework import ConfigError
 from models.generate import generate
 from models.language_model import GPT2_SMALL, LanguageModel, LanguageShape, parameter_count
-from models.language_ops import embed, gelu, layer_norm, rotate
+from models.transformer_ops import embed, gelu, layer_norm, rotate
 
 SMALL = LanguageShape(vocabulary=13, length=12, width=8, layers=2, heads=2)
 

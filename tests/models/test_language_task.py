@@ -110,7 +110,7 @@ def test_documents_of_a_token_file_are_kept_apart_by_their_ends(texts: pathlib.P
         task.compute_loss(model, (ids, ids), training=True)
 
 
-@pytest.mark.parametrize("options", [{"layers": 2}, {"rope": False, "separate_documents": True}])
+@pytest.mark.parametrize("options", [{"layers": 2, "recompute": True}, {"rope": False, "separate_documents": True}])
 def test_1_and_2_replicas_have_equal_losses(
     texts: pathlib.Path, tmp_path: pathlib.Path, options: dict[str, Any]
 ) -> None:

@@ -12,6 +12,19 @@ from framework.errors import ConfigError
 from models import registry
 from models.registry import Tasks, register
 
+TASKS = [
+    "cifar10",
+    "dcgan",
+    "digits",
+    "imagenet",
+    "language",
+    "masked_language",
+    "ranking",
+    "simclr",
+    "synthetic",
+    "vit",
+]
+
 
 @pytest.fixture(autouse=True)
 def empty_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -31,8 +44,8 @@ def test_a_registered_task_is_found_by_its_name() -> None:
 
 
 def test_the_package_brings_tasks_and_they_are_trainers() -> None:
-    assert list(Tasks()) == ["cifar10", "digits", "imagenet", "language", "ranking", "synthetic"]
-    assert len(Tasks()) == 6
+    assert list(Tasks()) == TASKS
+    assert len(Tasks()) == len(TASKS)
     for kind in Tasks().values():
         assert issubclass(kind, Trainer)
         assert kind.recipe
@@ -41,7 +54,7 @@ def test_the_package_brings_tasks_and_they_are_trainers() -> None:
 def test_names_come_in_order_with_the_registered_ones() -> None:
     register("a_first")(task())
     register("zebra")(task())
-    every = ["a_first", "cifar10", "digits", "imagenet", "language", "ranking", "synthetic", "zebra"]
+    every = ["a_first", *TASKS, "zebra"]
     assert list(Tasks()) == every
     assert len(Tasks()) == len(every)
 

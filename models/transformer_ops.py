@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -84,3 +85,31 @@ def rotate(x: tf.Tensor, positions: tf.Tensor, *, base: float = 10_000.0) -> tf.
     cos, sin = tf.cast(tf.cos(angles), x.dtype), tf.cast(tf.sin(angles), x.dtype)
     first, second = tf.split(x, 2, -1)
     return tf.concat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def recomputed(function: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+    """``function(*inputs)``, of which only ``inputs`` are kept for the gradients (Chen et al. 2016).
+
+    What it computes on the way is computed again, from the same numbers by the same ops, when the gradients are asked
+    for; so they are the same. XLA would join the two passes into one.
+
+    Args:
+      function: of the tensors ``inputs`` alone; what else it uses must be the same at its second call.
+      *inputs: floating tensors.
+    """
+
+    @tf.custom_gradient
+    def run(*inputs: tf.Tensor) -> Any:
+        def gradient(dy: tf.Tensor) -> Any:
+            # Not before dy is there, or all activations would be in memory together again; and the copies are other
+            # tensors to TensorFlow's graph optimiser, which would else join equal ops of the two passes.
+            with tf.control_dependencies([dy]):
+                again = [tf.identity(x) for x in inputs]
+            with tf.GradientTape() as tape:
+                tape.watch(again)
+                y = function(*again)
+            return tape.gradient(y, again, dy)
+
+        return function(*inputs), gradient
+
+    return run(*inputs)
