@@ -1,252 +1,351 @@
-"""Faults put into a run on purpose, and which check found them: ``python -m benchmarks.faults [--clean=10]``.
+"""What happens when something breaks: two workers, one fault each, what is found, in how many seconds, what is lost.
 
-A small network with batch normalisation trains on logical CPU replicas with the framework's checks at short intervals,
-once for each fault and some times without any. The table says whether a fault was found, by which check, whether the
-right replica was named, and how many steps after it came.
+    python -m benchmarks.faults [--fault=kill,stop] [--limit=10]
+
+Prints a Markdown table, and ends with 1 if a fault was not found, the wrong worker was named, it took longer than the
+limit and 5 s, more than the steps since the last checkpoint were lost, or a process was left.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import re
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+import psutil
 
-import keras
-import numpy as np
-import tensorflow as tf
+from benchmarks import hosts
+from benchmarks.fault_worker import AT, EVERY, STEPS
+from framework.checkpoint import find
+from framework.launcher.ports import HeldPorts
 
-from benchmarks import machine, result
-from framework import AtSteps, CheckFailed, LossOutput, RunConfig, Scheduled, Trainer
-from input_pipelines import from_arrays
-
-FAULTY, BEGIN, STEPS, EVERY = 1, 60, 700, 20  # replica; step behind which the fault comes; steps; replica checks
-_DEVICES = 3
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SLACK = 5.0  # seconds beyond the limit
+_LONGEST = 120.0  # seconds for one gang
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault.
+    """A fault, and what has to come of it.
 
     Attributes:
-      name: for the table.
-      replicas: in the run; with more replicas than cores nobody is named as late.
-      assign: called once behind step ``BEGIN``, or before the first step if ``at_start``, with the trainer.
-      at_start: see ``assign``.
-      gradient: changes the faulty replica's gradients, before the all-reduce.
-      batch: changes what the faulty replica trains on.
-      forward, backward: extra work in one of the passes of the faulty replica.
+      what: it is, for people.
+      codes: exit codes of the workers, in their order.
+      words: a regular expression that what a worker says must have; it names who is to blame.
+      waits: whether it can show only through a limit of time.
+      lost: steps that may be lost.
+      needs: ``root``, ``hosts`` or nothing.
+      goes_on: whether the same command afterwards goes on to the end.
     """
 
-    name: str
-    replicas: int = 3
-    assign: Callable[[Trainer], None] | None = None
-    at_start: bool = False
-    gradient: Callable[[Any], Any] | None = None
-    batch: Callable[[Any], Any] | None = None
-    forward: bool = False
-    backward: bool = False
+    what: str
+    codes: tuple[int, ...]
+    words: str
+    waits: bool = False
+    lost: int = EVERY
+    needs: str = ""
+    goes_on: bool = True
 
 
-def _local(trainer: Trainer, *parts: str) -> Any:
-    """The faulty replica's copy of the first variable whose name holds all parts."""
-    state = trainer.state()
-    name = next(name for name in state if all(part in name for part in parts))
-    return trainer.strategy.experimental_local_results(state[name])[FAULTY]
+_ONE, _ZERO = r"worker 1 \(", r"worker 0 \("
+FAULTS = {
+    "kill": Fault(what="SIGKILL to worker 1", codes=(4, -9), words=_ONE + ".* is lost or stopped"),
+    "stop": Fault(what="SIGSTOP to worker 1", codes=(4, 4), words=_ONE + ".* is lost or stopped", waits=True),
+    "cut_link": Fault(
+        what="the cable between two hosts is cut",
+        codes=(4, 4),
+        words="worker [01] .*(is lost|in train at step)",
+        waits=True,
+        needs="hosts",
+    ),
+    "slow_link": Fault(what="20 ms more each way between the workers", codes=(0, 0), words="", lost=0),
+    "full_disk": Fault(
+        what="the disk is full at the save of step 20",
+        codes=(1, 4),
+        words=_ZERO + r".*? ended at step \d+ with \w+",
+        needs="root",
+    ),
+    "exception": Fault(
+        what="an exception in worker 1", codes=(4, 1), words=_ONE + ".* ended at step .*ValueError: an injected fault"
+    ),
+    "exception_all": Fault(what="an exception in all workers", codes=(1, 1), words="ValueError: an injected fault"),
+    "nan": Fault(what="NaN in worker 1", codes=(3, 3), words=r"replica 1"),
+    "leave": Fault(what="worker 1 leaves the loop", codes=(4, 0), words=_ONE + r".*? ended at step \d+ with \w+"),
+    "no_data": Fault(what="worker 1 has half the data", codes=(0, 0), words="", lost=0, goes_on=False),
+    "code": Fault(
+        what="worker 1 has other code", codes=(2, 2), words=_ONE + ".* does not run what", lost=0, goes_on=False
+    ),
+    "term": Fault(what="SIGTERM to worker 1", codes=(5, 5), words="another worker got a signal", lost=0),
+    "kill_save": Fault(
+        what="SIGKILL to worker 0 in a save", codes=(-9, 4), words=_ZERO + ".* is lost or stopped", lost=2 * EVERY
+    ),
+}
 
 
-def _flip(*parts: str) -> Callable[[Trainer], None]:
-    """Flips one bit of one element, in the middle of its mantissa."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What came of one fault.
 
-    def flip(trainer: Trainer) -> None:
-        variable = _local(trainer, *parts)
-        value = np.array(variable.numpy())
-        value.reshape(-1)[:1].view(np.uint32)[0] ^= np.uint32(1 << 12)
-        variable.assign(value)
+    Attributes:
+      codes: exit codes.
+      named: the words that named who is to blame; empty: they were not there.
+      seconds: from the fault to the end of the last process.
+      lost: steps between the fault and the newest checkpoint.
+      left: processes still there 10 s after the end.
+      timed: whether the fault had a moment; else it was there from the start.
+      went_on: whether the same command went on to the end.
+      step_ms: median time of a step before and behind the fault.
+    """
 
-    return flip
+    codes: tuple[int | None, ...]
+    named: str
+    seconds: float
+    lost: int
+    left: int
+    timed: bool = True
+    went_on: bool | None = None
+    step_ms: tuple[float, float] | None = None
 
-
-def _off(trainer: Trainer) -> None:
-    """As if an update had been another, or had not been made."""
-    for name in [n for n in trainer.state() if n.startswith("model/") and n.endswith("kernel")]:
-        variable = _local(trainer, name)
-        variable.assign(variable.numpy() * (1.0 + 1e-6))
-
-
-def _other_start(trainer: Trainer) -> None:
-    variable = _local(trainer, "model/", "first/kernel")
-    variable.assign(np.random.RandomState(5).randn(*variable.shape).astype(np.float32) * 0.1)
-
-
-def _scaled(factor: float) -> Callable[[Any], Any]:
-    return lambda gradients: [factor * g for g in gradients]
-
-
-def _one_element(gradients: Any) -> Any:
-    first, *rest = gradients
-    wrong = tf.tensor_scatter_nd_add(first, [[0, 0]], [1e-3])
-    return [wrong, *rest]
-
-
-FAULTS = (
-    Fault(name="one bit of a weight flipped", assign=_flip("model/", "first/kernel")),
-    Fault(name="one bit of a slot flipped", assign=_flip("optimizer/", "first/kernel")),
-    Fault(name="one bit of BatchNorm's state flipped", assign=_flip("model/", "moving_variance")),
-    Fault(name="one replica's weights off by 1e-6 of themselves", assign=_off),
-    Fault(name="other initial weights", assign=_other_start, at_start=True),
-    Fault(name="gradients scaled by 100", gradient=_scaled(100.0)),
-    Fault(name="gradients scaled by 1.5", gradient=_scaled(1.5)),
-    Fault(name="gradients scaled by 1.01", gradient=_scaled(1.01)),
-    Fault(name="a product wrong in one element of the gradient", gradient=_one_element),
-    Fault(name="the same row instead of its own batch", batch=lambda x: tf.repeat(x[:1], x.shape[0], 0)),
-    Fault(name="slower in its forward pass", replicas=2, forward=True),
-    Fault(name="slower in its backward pass", replicas=2, backward=True),
-)
-
-_MATRIX = np.random.RandomState(0).randn(300, 300).astype(np.float32) / 20.0
+    def wrong(self, fault: Fault, limit: float) -> list[str]:
+        """What is not as it has to be."""
+        found = []
+        if self.codes != fault.codes:
+            found.append(f"codes {self.codes} and not {fault.codes}")
+        if fault.words and not self.named:
+            found.append(f"nobody said {fault.words!r}")
+        if fault.words and self.timed and self.seconds > (limit if fault.waits else 0.0) + SLACK + _ENDING:
+            found.append(f"{self.seconds:.1f} s")
+        if self.lost > fault.lost:
+            found.append(f"{self.lost} steps lost")
+        if self.left:
+            found.append(f"{self.left} processes left")
+        if self.went_on is False:
+            found.append("the same command did not go on to the end")
+        return found
 
 
-def _work(x: tf.Tensor) -> tf.Tensor:
-    """Some ms of products, and a number that is almost 0."""
-    product = _MATRIX + x
-    for _ in range(6):
-        product = tf.tanh(product @ product)
-    return 1e-9 * tf.reduce_sum(product)
+_ENDING = 3.0  # seconds in which a Python process with TensorFlow ends
 
 
-@tf.custom_gradient
-def _slow_backward(x: tf.Tensor) -> Any:
-    return tf.identity(x), lambda gradient: gradient + _work(x[0])
+def why_not(name: str) -> str:
+    """Why this fault cannot be made here; empty: it can."""
+    needs = FAULTS[name].needs
+    if needs == "hosts":
+        return hosts.why_not()
+    return "a small disk needs root" if needs == "root" and os.geteuid() != 0 else ""
 
 
-class Faulty(Trainer):
-    """The network; ``fault`` says what goes wrong on replica ``FAULTY``."""
-
-    def __init__(self, config: RunConfig, fault: Fault | None):
-        super().__init__(config)
-        self._fault = fault
-
-    def build_model(self) -> Any:
-        layers = [keras.layers.Dense(32, name="first"), keras.layers.BatchNormalization(name="norm")]
-        return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4, name="last")], name="net")
-
-    def train_data(self) -> Any:
-        draw = np.random.RandomState(0)
-        return from_arrays((draw.randn(3000, 16).astype(np.float32), draw.randint(0, 4, 3000).astype(np.int32)))
-
-    def _here(self) -> Fault | None:
-        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        return self._fault if replica == FAULTY else None
-
-    def compute_loss(self, model: Any, batch: Any, *, training: bool) -> LossOutput:
-        inputs, labels = batch
-        fault = self._here()
-        if fault is not None and fault.batch is not None:
-            inputs = fault.batch(inputs)
-        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, model(inputs, training=training))
-        if fault is not None and fault.forward:
-            loss += _work(loss[0])
-        return LossOutput(loss=_slow_backward(loss) if fault is not None and fault.backward else loss)
-
-    def train_step(self, batch: Any) -> Any:
-        sums, fault = self.gradients(batch), self._here()
-        if fault is not None and fault.gradient is not None:
-            sums = dataclasses.replace(sums, gradients=fault.gradient(sums.gradients))
-        sums = self.reduce(sums)
-        self.apply(sums)
-        return sums
-
-    def hooks(self) -> Sequence[Scheduled]:
-        assign = self._fault.assign if self._fault is not None and not self._fault.at_start else None
-        return [Scheduled(AtSteps([BEGIN]), lambda step, values: assign(self))] if assign is not None else []
+def run(name: str, folder: pathlib.Path, limit: float, *, again: bool = True) -> Row:
+    """Runs two workers with one fault in an empty folder, and ``again`` without."""
+    fault = FAULTS[name]
+    with contextlib.ExitStack() as stack:
+        if name == "full_disk":
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], check=True)
+            stack.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)
+        two = stack.enter_context(hosts.two_hosts()) if fault.needs == "hosts" else None
+        gang = Gang(name, folder, limit, two)
+        row = gang.to_the_end()
+        if not (again and fault.goes_on):
+            return row
+        (folder / "filler").unlink(missing_ok=True)
+        if two is not None:
+            two.mend()
+        second = Gang("none", folder, limit, two).to_the_end()
+        newest = max(find.steps_in(str(folder / "run" / find.CHECKPOINTS)), default=0)
+        return dataclasses.replace(row, went_on=second.codes == (0, 0) and newest == STEPS)
 
 
-def run(fault: Fault | None, seed: int = 0) -> dict[str, Any]:
-    """One run; what was found first, in the columns of the table."""
-    replicas = fault.replicas if fault is not None else 2
-    started = 0 if fault is None or fault.assign is None or fault.at_start else BEGIN
-    with tempfile.TemporaryDirectory() as folder:
-        config = RunConfig(
-            run_dir=folder,
-            train_steps=STEPS,
-            global_batch_size=24,
-            seed=seed,
-            device="cpu",
-            num_replicas=replicas,
-            optimizer="sgd",
-            momentum=0.9,
-            learning_rate=0.01,
-            steps_per_loop=10,
-            check_replicas_every=EVERY,
-            straggler_every=EVERY,
-            log_every=0,
-            progress="off",
-            tensorboard=False,
-        )
-        trainer, differ = Faulty(config, fault), ""
+class Gang:
+    """Two workers, and whoever does to them from outside what they cannot do themselves."""
+
+    def __init__(self, name: str, folder: pathlib.Path, limit: float, two: hosts.Hosts | None):
+        self._name, self._folder, self._two = name, folder, two
+        for mark in ("fault", "go"):
+            (folder / mark).unlink(missing_ok=True)
+        held = HeldPorts(2)
+        held.close()
+        ports = [int(address.rpartition(":")[2]) for address in held.addresses]
+        names = two.addresses if two is not None else ("127.0.0.1", "127.0.0.1")
+        self._links: list[hosts.SlowLink] = []
+        if name == "slow_link":
+            self._links = [hosts.SlowLink(port) for port in ports]
+        self._began = time.time()
+        self._processes, self._outputs = [], []
+        for i in range(2):
+            # Behind a slow link each worker sees the other at the link's end.
+            seen = [self._links[j].port if self._links and j != i else port for j, port in enumerate(ports)]
+            workers = [f"{host}:{port}" for host, port in zip(names, seen, strict=True)]
+            config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": i}}
+            command = [sys.executable, "-m", "benchmarks.fault_worker", str(folder), name, str(limit)]
+            where = self._other_code() if name == "code" and i == 1 else ROOT
+            output = folder / f"worker-{i}.txt"
+            self._outputs.append(output)
+            with output.open("ab") as file:
+                process = subprocess.Popen(
+                    two.command(i, command) if two is not None else command,
+                    cwd=where,
+                    env={**os.environ, "TF_CONFIG": json.dumps(config), "PYTHONPATH": str(where)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+            self._processes.append(process)
+
+    def _other_code(self) -> pathlib.Path:
+        copy = self._folder / "other"
+        for package in ("framework", "benchmarks", "input_pipelines"):
+            shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", "results"))
+        with (copy / "framework" / "errors.py").open("a") as file:
+            file.write("# another version\n")
+        return copy
+
+    def to_the_end(self) -> Row:
+        """Waits for both, and tells what came of it."""
+        deadline = time.monotonic() + _LONGEST
+        ended: dict[int, float] = {}
+        acted = False
         try:
-            trainer.build()
-            if fault is not None and fault.at_start and fault.assign is not None:
-                fault.assign(trainer)
-            trainer.train()
-        except CheckFailed as error:
-            differ = str(error)
-        told = _told(pathlib.Path(folder))
-    if differ:
-        told.append((trainer.step, "replicas compared", differ))
-    row: dict[str, Any] = {"fault": fault.name if fault is not None else "none", "replicas": replicas}
-    if not told:
-        return {**row, "found": False, "by": "", "named": False, "after": None, "says": ""}
-    step, by, says = min(told)
-    named = f"replica {FAULTY}" in (says.split("in the minority: ")[-1] if by == "replicas compared" else says)
-    return {**row, "found": True, "by": by, "named": named, "after": step - started, "says": says}
+            while len(ended) < 2 and time.monotonic() < deadline:
+                for i, process in enumerate(self._processes):
+                    if i not in ended and process.poll() is not None:
+                        ended[i] = time.time()
+                if not acted and (self._folder / "fault").exists():
+                    acted = True
+                    self._act()
+                if self._name == "stop" and 0 in ended and 1 not in ended:
+                    with contextlib.suppress(ProcessLookupError):  # a launcher would end it; here it may go on
+                        os.killpg(self._processes[1].pid, signal.SIGCONT)
+                time.sleep(0.02)
+            left = self._left()
+        finally:
+            for process in self._processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            for link in self._links:
+                link.close()
+        last = ended.get(0) if self._name == "stop" else max(ended.values(), default=None)
+        return self._row(last or time.time(), left)
+
+    def _act(self) -> None:
+        if self._name == "cut_link" and self._two is not None:
+            self._two.cut()
+        for link in self._links:
+            link.delay = 0.02
+        (self._folder / "go").touch()
+
+    def _left(self) -> int:
+        """Processes of the workers' sessions that are there 10 s after the end."""
+        until = time.monotonic() + 10.0
+        groups = {process.pid for process in self._processes}
+        while True:
+            left = list(_of_groups(groups))
+            if not left or time.monotonic() > until:
+                return len(left)
+            time.sleep(0.1)
+
+    def _row(self, ended: float, left: int) -> Row:
+        said = "\n".join(path.read_text(errors="replace") for path in self._outputs)
+        words = FAULTS[self._name].words if self._name in FAULTS else ""
+        found = re.search(words, said) if words else None
+        began, step, timed = self._began, 0, False
+        with contextlib.suppress(OSError, ValueError):
+            text = (self._folder / "fault").read_text().split()
+            began, step, timed = float(text[0]), int(text[1]), True
+        newest = max(find.steps_in(str(self._folder / "run" / find.CHECKPOINTS)), default=0)
+        return Row(
+            codes=tuple(process.returncode for process in self._processes),
+            named=found[0][:160] if found else "",
+            seconds=ended - began,
+            lost=max(0, self._reached(step) - newest),
+            left=left,
+            timed=timed,
+            step_ms=self._step_ms() if self._name == "slow_link" else None,
+        )
+
+    def _reached(self, step: int) -> int:
+        """The last step that was recorded, or that of the fault."""
+        steps = [int(record["step"]) for record in self._records()]
+        return max([step, *steps]) if self._name != "none" else 0
+
+    def _step_ms(self) -> tuple[float, float]:
+        records = [r for r in self._records() if "step_ms" in r]
+        before = sorted(r["step_ms"] for r in records if 3 <= r["step"] <= AT)
+        behind = sorted(r["step_ms"] for r in records if r["step"] > AT + 1)
+        return before[len(before) // 2], behind[len(behind) // 2]
+
+    def _records(self) -> list[dict[str, float]]:
+        try:
+            lines = (self._folder / "run" / "metrics.jsonl").read_text().splitlines()
+        except OSError:
+            return []
+        return [json.loads(line) for line in lines if '"train"' in line]
 
 
-def _told(run_dir: pathlib.Path) -> list[tuple[int, str, str]]:
-    """(step, check, sentence) of what the checks that stop nothing left in a run's files."""
-    summary = json.loads((run_dir / "summary.json").read_text())
-    gradients = summary["checks"]["gradients"]
-    found = [(o["step"], "gradient norms", o["says"]) for o in gradients["outliers"]]
-    file = run_dir / "stragglers.jsonl"
-    looks = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    late = [(look["step"], look["culprit"]["says"]) for look in looks if look["culprit"]]
-    return found + [(step, "times to the all-reduce", says) for step, says in late]
+def _of_groups(groups: set[int]) -> Iterator[int]:
+    for process in psutil.process_iter(["pid", "status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if process.info["status"] != psutil.STATUS_ZOMBIE and os.getpgid(process.pid) in groups:
+                yield process.pid
+
+
+def table(rows: dict[str, Row | str]) -> str:
+    """A Markdown table; a text says why a fault was not tried."""
+    lines = [
+        "| fault | exit codes | what is said | seconds | steps lost | processes left | goes on |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, row in rows.items():
+        what = FAULTS[name].what
+        if isinstance(row, str):
+            lines.append(f"| {what} | not tried: {row} | | | | | |")
+            continue
+        said = re.sub(r"127\.0\.0\.1:\d+", "HOST:PORT", row.named).replace("|", "/")
+        if row.step_ms is not None:
+            said = f"a step takes {row.step_ms[1]:.0f} ms, before {row.step_ms[0]:.0f} ms"
+        codes = ", ".join(map(str, row.codes))
+        goes_on = {True: "yes", False: "NO", None: ""}[row.went_on]
+        timed = f"{row.seconds:.1f}" if FAULTS[name].words and row.timed else ""
+        lines.append(f"| {what} | {codes} | {said} | {timed} | {row.lost} | {row.left} | {goes_on} |")
+    return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code: 1 if a clean run was told to be faulty."""
-    p = argparse.ArgumentParser(prog="python -m benchmarks.faults", description="Faults, and which check finds them.")
-    p.add_argument("--clean", type=int, default=10, help="runs without a fault")
-    p.add_argument("--out", default="", help="result file to write, JSON")
-    args = p.parse_args(argv)
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _DEVICES)
-    print(
-        "| fault in replica 1 | replicas | found by | right replica | steps after it came |\n"
-        "| --- | --- | --- | --- | --- |"
-    )
-    rows = []
-    for fault in FAULTS:
-        row = run(fault)
-        rows.append(row)
-        found = (
-            f"{row['by']} | {'yes' if row['named'] else 'no'} | {row['after']}" if row["found"] else "not found | | "
-        )
-        print(f"| {row['fault']} | {row['replicas']} | {found} |", flush=True)
-    clean = [run(None, seed) for seed in range(args.clean)]
-    alarms = [row["says"] for row in clean if row["found"]]
-    print(f"\n{len(clean)} clean runs of {STEPS} steps: {len(alarms)} false alarms {alarms}", flush=True)
-    if args.out:
-        result.write(args.out, {**machine.circumstances(), "faults": rows, "clean": clean})
-    return 1 if alarms else 0
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    parser.add_argument("--fault", default=",".join(FAULTS), help="names, comma separated")
+    parser.add_argument("--limit", type=float, default=10.0, help="hang_limit in seconds")
+    arguments = parser.parse_args(argv)
+    names = [name for name in arguments.fault.split(",") if name]
+    if unknown := sorted(set(names) - set(FAULTS)):
+        parser.error(f"no fault {', '.join(unknown)}; there are {', '.join(FAULTS)}")
+    rows: dict[str, Row | str] = {}
+    wrong: list[str] = []
+    for name in names:
+        reason = why_not(name)
+        if reason:
+            rows[name] = reason
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            row = rows[name] = run(name, pathlib.Path(folder), arguments.limit)
+        wrong += [f"{name}: {one}" for one in row.wrong(FAULTS[name], arguments.limit)]
+        print(f"{name}: {row}", file=sys.stderr, flush=True)
+    print(table(rows))
+    for line in wrong:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

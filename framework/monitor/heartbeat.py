@@ -70,14 +70,18 @@ def write(run_dir: str, beat: Heartbeat) -> None:
     """Replaces the worker's file; raises OSError."""
     target = path(run_dir, beat.worker)
     temporary = f"{target}.tmp"
+    text = json.dumps(dataclasses.asdict(beat))
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
-        file = open(temporary, "w", encoding="utf-8")  # noqa: SIM115 - closed below
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        file = open(temporary, "w", encoding="utf-8")  # noqa: SIM115
-    with file:
-        json.dump(dataclasses.asdict(beat), file)
-    os.replace(temporary, target)
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, target)
+    except OSError:  # a full disk: the old file has its room already, and the others want to know how this one ended
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        with open(target, "r+", encoding="utf-8") as file:
+            file.write(text)
+            file.truncate()
 
 
 def read(run_dir: str, worker: int) -> Heartbeat | None:

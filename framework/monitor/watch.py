@@ -31,13 +31,18 @@ class Watch:
 
     Args:
       trainer: whose run it is.
-      ledger: where the time of what all workers do together is booked, as ``checks``.
       reports: where lines and curves go.
+      ledger: where the time of what all workers do together is booked, as ``checks``.
       graph: gives the traced graph of the training loop.
     """
 
     def __init__(
-        self, trainer: Trainer, ledger: Ledger, reports: Reports, graph: Callable[[], tf.Graph | None] = lambda: None
+        self,
+        trainer: Trainer,
+        *,
+        ledger: Ledger,
+        reports: Reports,
+        graph: Callable[[], tf.Graph | None],
     ):
         self._trainer = trainer
         self._ledger = ledger

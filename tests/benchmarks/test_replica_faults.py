@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import faults
+from benchmarks import replica_faults as faults
 
 BY = {
     "one bit of a weight flipped": "replicas compared",
