@@ -71,7 +71,7 @@ class Run:
             last_words=lambda reason: self._summarise("failed", reason),
         )
         self._replicas = ReplicaCheck(trainer, self.ledger)
-        self._watch = Watch(trainer, ledger=self.ledger, reports=self.reports, graph=lambda: self._loop.graph())
+        self._watch = Watch(trainer=trainer, ledger=self.ledger, reports=self.reports, graph=lambda: self._loop.graph())
         self._evaluated_at = -1
         self._lost_until = 0  # the step that an earlier process of this run had reached
         self._skipped = 0

@@ -38,8 +38,8 @@ class Watch:
 
     def __init__(
         self,
-        trainer: Trainer,
         *,
+        trainer: Trainer,
         ledger: Ledger,
         reports: Reports,
         graph: Callable[[], tf.Graph | None],
