@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 KEPT = 64  # samples: of the newest inner loops, and of the whole run, whose samples grow with it
 SAMPLES = 24  # fewer tell nothing
+STEPS = 8  # of a sample, at least; with shorter inner loops several are one
+_LOOKS = 8  # samples from one look for offsets, and from one history of leaps, to the next
 OFFSET = 0.005  # smallest offset of logarithms that is told: half a per cent
 SCATTER = 6.0  # an offset is so many standard errors
 LEAP = 10.0  # a leap is at least as much as one step with so many times the usual norm
@@ -95,23 +97,39 @@ def offset(samples: Sequence[np.ndarray]) -> Outlier | None:
     return _outlier("offset", worst, float(usual[worst]), len(samples), np.median(table, 0), known)
 
 
-def leap(samples: Sequence[np.ndarray], steps: int) -> Outlier | None:
-    """The replica whose last sample leaps out of its own history, or None.
+@dataclasses.dataclass(frozen=True)
+class History:
+    """What is usual: for each replica the middle of its samples and their standard deviation; and how many they are."""
+
+    usual: np.ndarray
+    scatter: np.ndarray
+    known: np.ndarray
+    samples: int
+
+
+def history(samples: Sequence[np.ndarray]) -> History:
+    """The history that some samples make."""
+    _, known, middle = _middle(samples)
+    usual = np.median(middle, 0)
+    return History(usual, _MAD * np.median(np.abs(middle - usual), 0), known, len(samples))
+
+
+def leap(before: History, sample: np.ndarray, steps: int) -> Outlier | None:
+    """The replica whose sample leaps out of its own history, or None.
 
     Args:
-      samples: ``relative`` of inner loops, oldest first.
-      steps: updates in the last of them.
+      before: the history.
+      sample: ``relative`` of some steps.
+      steps: updates in them.
     """
-    if len(samples) < SAMPLES:
+    known = before.known & np.isfinite(sample).all(0)
+    if before.samples < SAMPLES or not known.any():
         return None
-    table, known, middle = _middle(samples)
-    usual = np.median(middle[:-1], 0)
-    scatter = _MAD * np.median(np.abs(middle[:-1] - usual), 0)
-    last = middle[-1] - usual
+    last = np.median(sample[:, known], 1) - before.usual
     worst = int(np.argmax(last if len(last) == 2 else np.abs(last)))
-    if not known.any() or abs(last[worst]) < max(math.log(LEAP) / steps, LEAP_SCATTER * scatter[worst]):
+    if abs(last[worst]) < max(math.log(LEAP) / steps, LEAP_SCATTER * before.scatter[worst]):
         return None
-    return _outlier("leap", worst, float(last[worst]), len(samples), table[-1], known)
+    return _outlier("leap", worst, float(last[worst]), before.samples, sample, known)
 
 
 def _middle(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -148,33 +166,49 @@ class GradientOutliers:
         self._newest: collections.deque[np.ndarray] = collections.deque(maxlen=KEPT)
         self._all: list[np.ndarray] = []  # of the whole run, each of so many inner loops:
         self._each = 1
-        self._open: list[np.ndarray] = []  # inner loops of the next one
+        self._open: list[np.ndarray] = []  # samples of the next one
+        self._history: History | None = None
+        self._sum = np.zeros(0)  # logarithms of the next sample, and its steps:
+        self._updates = 0
+        self._count = 0
         self._told: set[tuple[int, str]] = set()
         self._found: list[dict[str, Any]] = []
         self._steps = 0
 
     def add(self, result: LoopResult) -> None:
         """One inner loop."""
-        updates = result.steps - result.skipped
-        if result.logs is None or not len(result.logs) or updates < 1:
+        if result.logs is None or not len(result.logs):
+            return
+        if len(self._sum) != len(result.logs):  # the first one; or other variables since Trainer.refresh()
+            self._start(len(result.logs))
+        self._sum = self._sum + result.logs
+        self._updates += result.steps - result.skipped
+        if self._updates < STEPS:
             return
         # Column 0 is the loss. Norms are sums of squares.
-        logs = 0.5 * result.logs.reshape(self._replicas, -1)[:, 1:] / updates
-        if self._newest and self._newest[-1].shape != logs.shape:  # other variables since Trainer.refresh()
-            self._newest.clear()
-            self._all, self._open, self._each = [], [], 1
-        self._newest.append(relative(logs))
+        sample = relative(0.5 * self._sum.reshape(self._replicas, -1)[:, 1:] / self._updates)
+        updates, self._updates, self._sum = self._updates, 0, np.zeros(len(self._sum))
         self._steps += updates
-        found = leap(self._newest, updates)
+        found = leap(self._history, sample, updates) if self._history is not None else None
         if found is not None:  # no part of what is usual
-            self._newest.pop()
-            self._tell(found, result.steps)
+            self._tell(found, updates)
             return
-        self._keep(self._newest[-1])
+        self._newest.append(sample)
+        self._keep(sample)
+        self._count += 1
+        if self._count % _LOOKS:
+            return
+        self._history = history(self._newest)
         for samples in (self._newest, self._all):
             found = offset(samples)
             if found is not None:
-                self._tell(found, result.steps)
+                self._tell(found, updates)
+
+    def _start(self, size: int) -> None:
+        """Forgets all samples."""
+        self._newest.clear()
+        self._all, self._open, self._each = [], [], 1
+        self._sum, self._updates, self._count, self._history = np.zeros(size), 0, 0, None
 
     def _keep(self, sample: np.ndarray) -> None:
         """Adds to the samples of the whole run; where they are too many, two become one."""

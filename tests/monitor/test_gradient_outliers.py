@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from framework.monitor.gradient_outliers import KEPT, SAMPLES, GradientOutliers, leap, offset, relative
+from framework.monitor.gradient_outliers import KEPT, SAMPLES, GradientOutliers, history, leap, offset, relative
 from tests.helpers import Toy, settings
 
 
@@ -62,13 +62,13 @@ def test_of_three_or_more_also_a_smaller_one_is_told_with_its_largest_variables(
 
 
 def test_a_leap_out_of_the_own_history_is_told() -> None:
-    history = samples(4)
-    last = history[-1].copy()
+    *before, last = samples(4)
+    assert leap(history(before), last, 10) is None
     last[2] += math.log(1e6) / 10.0  # one of ten steps with a million times the norm
-    found = leap([*history[:-1], last], 10)
+    found = leap(history(before), last, 10)
     assert found is not None and (found.replica, found.kind) == (2, "leap")
-    assert leap([*history[:-1], last], 1) is None  # of a single step it is less than ten times
-    assert leap(history, 10) is None
+    assert leap(history(before), last, 1) is None  # of a single step it is less than ten times
+    assert leap(history(before[: SAMPLES - 1]), last, 10) is None
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 10])
@@ -88,7 +88,7 @@ def test_noise_of_healthy_replicas_is_not_told(replicas: int) -> None:
         watch = GradientOutliers(trainer, say=said.append)  # type: ignore[arg-type]
         for _ in range(150):
             logs = np.concatenate([np.zeros([replicas, 1]), 2.0 * noise(draw, replicas)], 1)
-            watch.add(SimpleNamespace(steps=3, skipped=0, logs=3 * logs.reshape(-1)))  # type: ignore[arg-type]
+            watch.add(SimpleNamespace(steps=8, skipped=0, logs=8 * logs.reshape(-1)))  # type: ignore[arg-type]
         assert said == []
         assert len(watch._all) <= KEPT and watch._each == 4
 
@@ -111,8 +111,8 @@ def test_a_scaled_gradient_is_told_in_a_run(tmp_path: pathlib.Path, capsys: pyte
     config = settings(
         num_replicas=2,
         global_batch_size=8,
-        train_steps=1 + 2 * SAMPLES,
-        steps_per_loop=2,
+        train_steps=1 + 8 * SAMPLES,
+        steps_per_loop=4,
         straggler_every=0,
         run_dir=str(tmp_path),
         progress="lines",
@@ -120,8 +120,8 @@ def test_a_scaled_gradient_is_told_in_a_run(tmp_path: pathlib.Path, capsys: pyte
     )
     Scaled(config).train()
     printed = capsys.readouterr().out
-    # The first step is alone: with it there are 24 samples after step 47.
-    assert printed.count("step 47: gradients of replica 1 are ") == 1
+    # The first step is alone, then two loops make a sample: the first one has 9 steps, and the 24th ends at 193.
+    assert printed.count("step 193: gradients of replica 1 are ") == 1
     (found,) = json.loads((tmp_path / "summary.json").read_text())["checks"]["gradients"]["outliers"]
     assert (found["replica"], found["kind"], found["columns"]) == (1, "offset", ["w"])
     assert found["factor"] == pytest.approx(3.0, rel=0.1)
