@@ -327,6 +327,12 @@ class RunConfig:
         "not measured.",
         low=0,
     )
+    gradient_outliers: bool = _option(
+        True,
+        "checks",
+        "Compare the replicas' own gradient norms, before the all-reduce; tell if one differs from the others for good "
+        "or leaps.",
+    )
     device_metrics_every: float = _option(
         10.0,
         "checks",

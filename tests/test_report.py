@@ -90,7 +90,10 @@ def whole_run(folder: pathlib.Path) -> pathlib.Path:
         {"replica": r, "worker": 0, "input_wait_ms": 1.0, "local_ms": 10.0 + 5 * r, "reduce_ms": 6.0 - 5 * r}
         for r in range(2)
     ]
-    lines_of(folder / "stragglers.jsonl", [{"step": 80, "samples": 9, "replicas": rows, "culprit": None}])
+    lines_of(
+        folder / "stragglers.jsonl",
+        [{"step": 80, "samples": 9, "replicas": rows, "split_ms": {"own_work": 12.0, "rest": 1.0}}],
+    )
     for worker in range(2):
         looks = [
             {
@@ -129,8 +132,8 @@ def test_a_whole_run_has_all_parts(tmp_path: pathlib.Path) -> None:
     assert "replica 1 comes 5 ms after the others" in text
     assert "GPU 1 is at 61% while the other is at 95%" in text
     assert "<script>alert" not in text and "&lt;script&gt;alert" in text
-    # loss, step_ms and accuracy; histogram; phases; replicas; utilisation, power and cores.
-    assert found.count("figure") == 9
+    # loss, step_ms and accuracy; histogram; phases; replicas and a step; utilisation, power and cores.
+    assert found.count("figure") == 10
     assert 'aria-label="GPU utilisation, %"' in text and "GPU 0 worker 1" in text
     assert "prefers-color-scheme:dark" in text
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in found.seen

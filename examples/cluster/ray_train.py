@@ -1,8 +1,10 @@
-"""Workers placed by Ray Train: ``python examples/cluster/ray_train.py --workers=2 -- --task=digits --run_dir=/shared/run``.
+"""Workers placed by Ray Train.
 
-Ray (``pip install "ray[train]"``) places the processes, sets ``TF_CONFIG`` in each and starts all again after a failure;
-they then go on from the newest checkpoint in ``--run_dir``, which all machines have to share. Each process runs what
-``train.py`` runs; its exit code becomes a failure that Ray sees.
+    python examples/cluster/ray_train.py --workers=2 -- --task=digits --run_dir=/shared/run
+
+Ray (``pip install "ray[train]"``) places the processes, sets ``TF_CONFIG`` in each and starts all again after a
+failure; they then go on from the newest checkpoint in ``--run_dir``, which all machines have to share. Each process
+runs what ``train.py`` runs; its exit code becomes a failure that Ray sees.
 """
 
 from __future__ import annotations

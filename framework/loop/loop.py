@@ -56,9 +56,11 @@ class LoopResult(NamedTuple):
     # float64 [1 + local replicas], sums over the steps: seconds from a batch that was ready to the end of the
     # reduction, then to its begin on each replica; None: not measured.
     times: np.ndarray | None = None
+    # float64, flat [replicas, 1 + variables], sums over the updates: logarithms of StepSums.norms; None: not asked for.
+    logs: np.ndarray | None = None
 
 
-# Behind the figures in the vector of sums: updates, alarms, examples, wishes, seconds waited. Then times.
+# Behind the figures in the vector of sums: updates, alarms, examples, wishes, seconds waited; times; logs.
 _COUNTS = 4  # without wishes
 _OUTPUTS = 7  # of a replica's step, which are equal on all of them
 
@@ -71,6 +73,7 @@ class CompiledLoop:
       replica_step: see ``ReplicaStep``; called in replica context while tracing.
       stop_on_alarm: leave the loop at the first alarm.
       timed: measure the time spent waiting for input.
+      logged: every step's norms are added up as logarithms.
       stamped: every step gives ``StepResult.arrival``; only where ``timed``.
     """
 
@@ -82,11 +85,14 @@ class CompiledLoop:
         stop_on_alarm: bool = True,
         timed: bool = True,
         stamped: bool = False,
+        logged: bool = False,
     ):
         self._timed = timed
         self._stamped = stamped
         self._stamps = 0  # figures of LoopResult.times
         self._wishes = 0  # figures of StepResult.wishes
+        self._logged = logged
+        self._logs = 0  # figures of LoopResult.logs
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -137,9 +143,10 @@ class CompiledLoop:
         """What the compiled function gave, taken apart."""
         done, ended, sums, peaks, last, norms = numbers
         if not done:
-            sums, peaks, last = np.zeros(_COUNTS + self._wishes + self._stamps), np.zeros(1), np.zeros(1)
-        ends = np.cumsum([len(sums) - _COUNTS - self._wishes - self._stamps, _COUNTS + self._wishes])
-        sums, counts, stamps = np.split(sums, ends)
+            rest = _COUNTS + self._wishes + self._stamps + self._logs
+            sums, peaks, last = np.zeros(rest), np.zeros(1), np.zeros(1)
+        tail = np.cumsum([_COUNTS + self._wishes, self._stamps, self._logs])
+        sums, counts, stamps, logs, _ = np.split(sums, len(sums) - tail[-1] + np.concatenate([[0], tail]))
         updates, alarms, examples, *wishes, waited = counts
         asked, *lengths = wishes or [0.0]
         failed = self._stop_on_alarm and bool(alarms)
@@ -158,6 +165,7 @@ class CompiledLoop:
             vectors=(sums, peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
             norms=norms,
             times=stamps if self._stamped else None,
+            logs=logs if self._logged else None,
         )
 
     def graph(self) -> tf.Graph | None:
@@ -217,8 +225,13 @@ class CompiledLoop:
             if stamps is not None:
                 own += [t - ready for t in (end, *stamps)]
                 self._stamps = 1 + len(stamps)
+            parts = [new_sums, counts, own]
+            if self._logged:
+                # counts begins with whether the update was made: what was not finite counts as 0.
+                parts.append(tf.math.multiply_no_nan(tf.math.log(tf.cast(norms, tf.float64)), counts[0]))
+                self._logs = int(norms.shape[0])
             new = (
-                sums + tf.concat([new_sums, counts, own], 0),
+                sums + tf.concat(parts, 0),
                 tf.maximum(peaks, new_peaks),
                 tf.concat([new_last, [end]], 0),
                 tf.where(alarm, norms, kept),

@@ -91,6 +91,11 @@ class Reports:
             time = {f"time/{name}": value for name, value in seconds.items()} if hook is self._tensorboard else {}
             hook(self._trainer.step, {**figures, **time})
 
+    def check_folder(self) -> None:
+        """Raises LockstepError if the run's folder is not at its place any more: nothing may be written then."""
+        if self._folder is not None:
+            self._folder.check_there()
+
     def curves(self, folder: str, step: int, values: Mapping[str, float]) -> None:
         """Writes further curves for TensorBoard, to a folder of their own beside ``train``."""
         if self._tensorboard is not None:

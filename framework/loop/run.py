@@ -32,6 +32,7 @@ from framework.loop.saving import Saving
 from framework.loop.signals import StopSignals
 from framework.loop.source import Source
 from framework.loop.window import Window
+from framework.monitor import gradient_outliers
 from framework.monitor.ledger import Ledger, sentence, summed
 from framework.monitor.replica_check import ReplicaCheck
 from framework.monitor.watch import Watch
@@ -68,7 +69,7 @@ class Run:
             last_words=lambda reason: self._summarise("failed", reason),
         )
         self._replicas = ReplicaCheck(trainer, self.ledger)
-        self._watch = Watch(trainer, self.ledger, self.reports, lambda: self._loop.graph())
+        self._watch = Watch(trainer=trainer, ledger=self.ledger, reports=self.reports, graph=lambda: self._loop.graph())
         self._evaluated_at = -1
         self._lost_until = 0  # the step that an earlier process of this run had reached
         self._skipped = 0
@@ -82,6 +83,7 @@ class Run:
             stop_on_alarm=t.config.on_nonfinite != "skip",
             timed=not t.config.deterministic,
             stamped=t.stepper.stamped,
+            logged=gradient_outliers.wanted(t),
         )
 
     def _replica_step(self, batch: Any, step: tf.Tensor) -> Any:

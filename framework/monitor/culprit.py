@@ -67,6 +67,27 @@ def medians(samples: np.ndarray) -> np.ndarray:
     return np.nanmedian(samples, axis=1)
 
 
+def split(table: np.ndarray, step: float) -> dict[str, float]:
+    """Where a step goes, the mean over replicas in milliseconds; the parts sum to ``step``.
+
+    ``all_reduce`` is what the replica that comes last spends in it; the others' longer stay is ``waiting``. ``rest`` is
+    the update, the figures and the host.
+
+    Args:
+      table: what ``medians`` gave.
+      step: median milliseconds of a whole step.
+    """
+    wait, local, reduce = table.mean(0)
+    alone = float(table[:, REDUCE].min())
+    return {
+        "input": float(wait),
+        "own_work": float(local),
+        "waiting": float(reduce) - alone,
+        "all_reduce": alone,
+        "rest": max(step - float(wait + local + reduce), 0.0),
+    }
+
+
 def judge(samples: np.ndarray, workers: Sequence[int]) -> Culprit | None:
     """The culprit, or None where the evidence names nobody.
 

@@ -116,7 +116,10 @@ class DeviceWatch:
         t = self._trainer
         assert t.config.run_dir is not None
         target = path(t.config.run_dir, t.cluster.index)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        # The folder may be gone, or another's by now: it is not made again.
+        self._reports.check_folder()
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(target))
         with open(target, "a", encoding="utf-8") as file:
             file.write(json.dumps({"step": t.step, **record}) + "\n")
         self._new.put(record)

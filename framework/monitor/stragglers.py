@@ -13,7 +13,7 @@ import numpy as np
 
 from framework.cluster.agree import gather_arrays
 from framework.hooks.triggers import EveryNSteps, Never
-from framework.monitor.culprit import COLUMNS, LOCAL, REDUCE, SAMPLES, WAIT, Culprit, judge, medians
+from framework.monitor.culprit import COLUMNS, LOCAL, REDUCE, SAMPLES, WAIT, Culprit, judge, medians, split
 from framework.monitor.stamps import possible
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class Stragglers:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self._crowded = trainer.choice.device == "cpu" and trainer.local_replicas > cores
         self._samples: collections.deque[np.ndarray] = collections.deque(maxlen=KEPT)
+        self._step_ms: collections.deque[float] = collections.deque(maxlen=KEPT)
+        self._split: dict[str, float] = {}
         self._table: list[dict[str, Any]] = []
         self._culprit: Culprit | None = None
         self._looked_at: int | None = None
@@ -72,6 +74,7 @@ class Stragglers:
         end, *local = result.times
         rows = [[result.waited, one, end - one] for one in local]
         self._samples.append(1e3 * np.array(rows) / result.steps)
+        self._step_ms.append(1e3 * result.seconds / result.steps)
 
     def look(self) -> None:
         """Brings the samples of all workers together, judges and tells; all workers have to call it at one step."""
@@ -89,6 +92,8 @@ class Stragglers:
         self._times += 1
         workers = [r // t.local_replicas for r in range(len(samples))]
         table = medians(samples)
+        step = float(np.median(self._step_ms)) if self._step_ms else 0.0
+        self._split = {name: round(value, 4) for name, value in split(table, step).items()}
         self._table = [
             {"replica": r, "worker": w, **{name: round(float(v), 4) for name, v in zip(COLUMNS, table[r], strict=True)}}
             for r, w in enumerate(workers)
@@ -100,7 +105,8 @@ class Stragglers:
         elif before is not None and self._culprit is None:
             self._say(f"step {t.step}: {self._name(before)} holds the others up no more")
         count = int(np.isfinite(samples).all(2).sum(1).min())
-        record = {"step": t.step, "samples": count, "replicas": self._table, "culprit": self._culprit_record()}
+        record = {"step": t.step, "samples": count, "split_ms": self._split, "replicas": self._table}
+        record["culprit"] = self._culprit_record()
         self._tell(record, self._curves(table))
 
     def table(self) -> list[str]:
@@ -129,6 +135,7 @@ class Stragglers:
             "last_step": self._looked_at,
             "samples_needed": SAMPLES,
             "samples": len(self._samples),
+            "split_ms": self._split,
             "replicas": self._table,
             "culprit": self._culprit_record(),
             "replicas_share_cores": self._crowded,

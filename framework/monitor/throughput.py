@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,12 @@ class Throughput:
         self._why_not = "no step was traced"
         self._peak: tuple[float, str] | None = None
         self._peak_known = False
-        self._loops: list[tuple[int, float]] = []  # steps, seconds a step
+        self._loops: collections.deque[tuple[int, float]] = collections.deque(maxlen=_KEPT)  # steps, seconds a step
 
     def add(self, result: LoopResult) -> None:
         """One inner loop that did not compile."""
         if result.steps:
-            self._loops = [*self._loops[-_KEPT + 1 :], (result.steps, result.seconds / result.steps)]
+            self._loops.append((result.steps, result.seconds / result.steps))
 
     def figures(self, record: Mapping[str, float]) -> dict[str, float]:
         """Further figures for a record with ``step_ms`` and ``examples_per_second``; empty where it has none.

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from framework.hooks.triggers import Trigger
 from framework.monitor.device_watch import DeviceWatch
+from framework.monitor.gradient_outliers import GradientOutliers
 from framework.monitor.ledger import Ledger
 from framework.monitor.profiler import Profiler
 from framework.monitor.stragglers import Stragglers
@@ -30,19 +31,25 @@ class Watch:
 
     Args:
       trainer: whose run it is.
-      ledger: where the time of what all workers do together is booked, as ``checks``.
       reports: where lines and curves go.
+      ledger: where the time of what all workers do together is booked, as ``checks``.
       graph: gives the traced graph of the training loop.
     """
 
     def __init__(
-        self, trainer: Trainer, ledger: Ledger, reports: Reports, graph: Callable[[], tf.Graph | None] = lambda: None
+        self,
+        *,
+        trainer: Trainer,
+        ledger: Ledger,
+        reports: Reports,
+        graph: Callable[[], tf.Graph | None],
     ):
         self._trainer = trainer
         self._ledger = ledger
         self._reports = reports
         self.stragglers = Stragglers(trainer, say=reports.say, tell=self._tell_stragglers)
         self.devices = DeviceWatch(trainer, reports)
+        self.gradients = GradientOutliers(trainer, say=reports.say)
         self.throughput = Throughput(trainer, graph)
         self.profiler = Profiler(trainer, say=reports.say)
 
@@ -63,6 +70,7 @@ class Watch:
 
     def add(self, result: LoopResult, *, compiled: bool) -> None:
         """One inner loop has ended; ``compiled``: before it began."""
+        self.gradients.add(result)
         if compiled and not self.profiler.active:
             self.stragglers.add(result)
             self.devices.add(result)
@@ -90,15 +98,20 @@ class Watch:
 
     def summary(self) -> dict[str, Any]:
         """What ``summary.json`` says in ``checks``."""
-        return {"stragglers": self.stragglers.summary(), "devices": self.devices.summary()}
+        return {
+            "gradients": self.gradients.summary(),
+            "stragglers": self.stragglers.summary(),
+            "devices": self.devices.summary(),
+        }
 
     def _tell_stragglers(self, record: dict[str, Any], curves: Mapping[str, float]) -> None:
         self._append(STRAGGLERS, record)
-        self._reports.curves("replicas", record["step"], curves)
+        self._reports.curves("replicas", record["step"], {**curves, **self.gradients.curves()})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         """Appends a record to a file of the run folder, on the chief."""
         config = self._trainer.config
         if self._reports.writes and config.run_dir:
+            self._reports.check_folder()
             with open(os.path.join(config.run_dir, name), "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")

@@ -157,6 +157,8 @@ def _replicas(runs: Sequence[RunFiles]) -> str:
         }
         title = f"a step of each replica, up to step {last.get('step')}" + (f", {run.name}" if len(runs) > 1 else "")
         found.append(charts.bars(title, rows, unit="ms"))
+        parts = {n.replace("_", " "): float(v) for n, v in last.get("split_ms", {}).items() if v is not None}
+        found.append(charts.bars("where a step goes, mean over replicas", {run.name: parts}, unit="ms"))
     return _grid(found)
 
 

@@ -24,6 +24,8 @@ th{font-weight:500;color:var(--faint)}td{font-variant-numeric:tabular-nums}
 .key{display:inline-block;width:.8em;height:.8em;margin-right:.35em;border-radius:2px}
 output{position:absolute;top:.6rem;right:.6rem;background:var(--ground);border:1px solid var(--rule);border-radius:4px;
 padding:.2rem .5rem;font-size:13px;white-space:pre;pointer-events:none}code{font-size:13px}
+/* A phone shows a drawing at about half its size. */
+@media (max-width:34rem){.tick{font-size:17px}body{padding:.6rem}}
 """ + "".join(
     f".line.c{i}{{stroke:var(--k{i})}}.bar.c{i},.dot.c{i}{{fill:var(--k{i})}}.key.c{i}{{background:var(--k{i})}}\n"
     for i in range(8)

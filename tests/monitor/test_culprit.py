@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from framework.monitor.culprit import LOCAL, REDUCE, SAMPLES, WAIT, judge, medians
+from framework.monitor.culprit import LOCAL, REDUCE, SAMPLES, WAIT, judge, medians, split
 
 
 def samples(
@@ -108,3 +108,11 @@ def test_missing_samples_are_left_out_of_medians() -> None:
     found[0, :3] = [[1, 2, 3], [3, 4, 5], [2, 30, 4]]
     assert medians(found).tolist() == [[2, 4, 4]]
     assert REDUCE == 2
+
+
+def test_a_step_is_split_without_a_rest_that_is_unknown() -> None:
+    # The second comes 4 ms later, and spends only the 2 ms of the all-reduce itself in it.
+    table = np.array([[1.0, 10.0, 6.0], [1.0, 14.0, 2.0]])
+    found = split(table, 18.5)
+    assert found == {"input": 1.0, "own_work": 12.0, "waiting": 2.0, "all_reduce": 2.0, "rest": 1.5}
+    assert sum(found.values()) == 18.5

@@ -329,6 +329,7 @@ def test_a_run_writes_records_and_says_what_stands_out(
     trainer = Toy(config)
     watch = trainer._run._watch
     watch.devices = device_watch.DeviceWatch(trainer, trainer._run.reports, recording(tmp_path))
+    run_dir.mkdir()
     # A look of the thread, without waiting for it.
     session = watch.devices._monitor._nvml
     watch.devices._take(watch.devices._monitor.record(Host(), Gpus(session, [(0, 0), (1, 1)])))

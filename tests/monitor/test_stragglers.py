@@ -158,7 +158,8 @@ def test_only_the_newest_samples_are_kept() -> None:
     told: list[dict[str, Any]] = []
     watch = Stragglers(trainer, say=print, tell=lambda record, curves: told.append(record))
     for i in range(KEPT + 5):
-        result = SimpleNamespace(steps=2, waited=0.002, times=np.array([0.010 + i, 0.004, 0.006 + i]))
+        times = np.array([0.010 + i, 0.004, 0.006 + i])
+        result = SimpleNamespace(steps=2, waited=0.002, times=times, seconds=0.012 + i)
         watch.add(result)  # type: ignore[arg-type]
     watch.add(SimpleNamespace(steps=2, waited=0.002, times=np.array([np.nan] * 3)))  # type: ignore[arg-type]
     watch.look()
