@@ -65,7 +65,7 @@ FAULTS = {
     "cut_link": Fault(
         what="the cable between two hosts is cut",
         codes=(4, 4),
-        words="worker [01] .*(is lost|in train at step)",
+        words=r"worker [01] \(10\.77[^)]*\).{0,3}(is lost|in train at step)",
         waits=True,
         needs="hosts",
     ),

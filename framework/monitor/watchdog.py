@@ -33,6 +33,7 @@ _LEAST, _TIMES = 60.0, 10.0  # the learned limit: so many times the longest inte
 # Intervals after which the limit of a phase is learned. What hooks and saves take differs from time to time.
 _SEEN = {"train": 20, "evaluate": 3}
 _SLOW = frozenset(["start_up", "recovery", "compile"])  # they happen once: ten times a given limit
+_NOBODY = "all workers are there, and none goes on: the network between them, or the program itself"
 _DEBUGGERS = frozenset(["bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy", "IPython.terminal.debugger", "ipdb"])
 
 
@@ -232,7 +233,7 @@ class Watchdog:
 
     def _finish(self, why: str) -> None:
         """Writes the stacks, says who is where, and ends the process."""
-        who = self.blame() or "all workers are there, and none goes on: the network between them, or the program itself"
+        who = self.blame() or self._apart() or _NOBODY
         where = self._stacks()
         self._say(f"error: {why}: {who}; stacks: {where}{self._roll_call()}")
         with contextlib.suppress(Exception):
@@ -243,6 +244,21 @@ class Watchdog:
             with contextlib.suppress(Exception):
                 stream.flush()
         self._end(PeerLost.exit_code)
+
+    def _apart(self) -> str:
+        """Which workers make another call than this one, and so wait for ever; empty: none."""
+        mine = self._ledger.phase
+        others = [
+            f"{self._cluster.name(i)} in {_words(beat.phase)}"
+            for i, beat in self._others().items()
+            if beat is not None and beat.status == heartbeat.RUNNING and beat.phase != mine
+        ]
+        if not others:
+            return ""
+        return (
+            f"this worker is in {_words(mine)} and {', '.join(others[:8])}: what communicates (train, evaluate) has to be "
+            "called by all workers alike, never under is_chief"
+        )
 
     def _stacks(self) -> str:
         if self._files:

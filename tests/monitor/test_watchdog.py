@@ -239,6 +239,18 @@ def test_who_writes_heartbeats_is_not_blamed(tmp_path: pathlib.Path) -> None:
     assert here.dog.blame().startswith("worker 1 (b:1) is lost or stopped")
 
 
+def test_c098_an_evaluation_on_the_chief_alone_ends_with_a_hint(tmp_path: pathlib.Path) -> None:
+    here = Setting(tmp_path, hang_limit=5.0)
+    beats = iter(range(1, 1000))
+    here.time.meanwhile = lambda: other(tmp_path, count=next(beats))
+    here.steps(3, 1.0)
+    with here.ledger.timed("evaluate"):
+        here.wait(60.0)
+    assert here.ends == [4]
+    assert "this worker is in evaluate and worker 1 (b:1) in train" in here.said[-1]
+    assert "has to be called by all workers alike, never under is_chief" in here.said[-1]
+
+
 def test_without_a_folder_it_ends_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
     here = Setting(None, hang_limit=5.0, cluster=Cluster())
     here.steps(3, 1.0)
