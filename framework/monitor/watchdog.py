@@ -256,8 +256,8 @@ class Watchdog:
         if not others:
             return ""
         return (
-            f"this worker is in {_words(mine)} and {', '.join(others[:8])}: what communicates (train, evaluate) has to be "
-            "called by all workers alike, never under is_chief"
+            f"this worker is in {_words(mine)} and {', '.join(others[:8])}: what communicates (train, evaluate) has to "
+            "be called by all workers alike, never under is_chief"
         )
 
     def _stacks(self) -> str:

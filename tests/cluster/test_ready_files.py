@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pathlib
 import re
 import stat
 import subprocess
+import sys
+import types
+from typing import Any
 
 import pytest
 
@@ -102,3 +106,43 @@ def test_the_jobset_fits_the_exit_codes_and_its_own_workers() -> None:
     assert re.search(r"metadata:\n  name: digits\n", text) and re.search(
         r"replicatedJobs:\n    - name: workers\n", text
     )
+
+
+# --- Ray Train -------------------------------------------------------------------------------------------------------
+
+
+def test_ray_train_gives_each_worker_the_flags_and_hears_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for Ray: its trainer calls the function that it is given, and keeps how it was asked."""
+    asked: dict[str, Any] = {}
+
+    class Trainer:
+        def __init__(self, work: Any, **settings: Any):
+            self.work = work
+            asked.update(settings)
+
+        def fit(self) -> None:
+            self.work(asked["train_loop_config"])
+
+    def keep(**settings: Any) -> dict[str, Any]:
+        return settings
+
+    ray = types.ModuleType("ray.train")
+    ray.FailureConfig = ray.RunConfig = ray.ScalingConfig = keep  # type: ignore[attr-defined]
+    tensorflow = types.ModuleType("ray.train.tensorflow")
+    tensorflow.TensorflowTrainer = Trainer  # type: ignore[attr-defined]
+    for name, module in {"ray": types.ModuleType("ray"), "ray.train": ray, "ray.train.tensorflow": tensorflow}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("ray_train", ROOT / "examples" / "cluster" / "ray_train.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    codes = iter([0, 5])
+    flags: list[list[str]] = []
+    monkeypatch.setattr(example.train, "main", lambda argv: flags.append(argv) or next(codes))
+    argv = ["--workers=3", "--max_restarts=2", "--", "--task=digits", "--seed=4"]
+    example.main(argv)
+    assert flags == [["train.py", "--task=digits", "--seed=4"]]
+    assert asked["scaling_config"] == {"num_workers": 3, "use_gpu": False}
+    assert asked["run_config"] == {"failure_config": {"max_failures": 2}}
+    with pytest.raises(SystemExit, match="code 5"):
+        example.main(argv)
