@@ -7,6 +7,7 @@ At the moment of the fault it writes the time to ``OUT/fault``.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
@@ -68,10 +69,11 @@ class Faulty(Trainer):
         return LossOutput(loss=loss)
 
     def hooks(self) -> Sequence[Scheduled]:
-        return [Scheduled(AtSteps([AT]), lambda step, values: self._fail())]
+        own = [Scheduled(AtSteps([5, 23]), lambda step, values: None)] if self.cluster.is_chief else []
+        return [Scheduled(AtSteps([AT]), lambda step, values: self._fail()), *(own if self.fault == "loops" else [])]
 
     def _fail(self) -> None:
-        if self.fault in ("none", "code", "no_data") or self.cluster.index not in GUILTY.get(self.fault, (1,)):
+        if self.fault in ("none", "code", "no_data", "loops") or self.cluster.index not in GUILTY.get(self.fault, (1,)):
             return
         (self.out / "fault").write_text(f"{time.time()} {self.step}")
         if self.fault in ("kill", "stop", "term"):
@@ -105,6 +107,10 @@ class Faulty(Trainer):
             time.sleep(0.0005)
 
 
+def _index() -> int:
+    return int(json.loads(os.environ["TF_CONFIG"])["task"]["index"])
+
+
 def main(out: pathlib.Path, fault: str, limit: float) -> int:
     """Trains; returns the exit code."""
     Faulty.out, Faulty.fault = out, fault
@@ -114,8 +120,10 @@ def main(out: pathlib.Path, fault: str, limit: float) -> int:
         global_batch_size=BATCH,
         device="cpu",
         num_replicas=1,
-        log_every=1,
-        steps_per_loop=1,
+        log_every=0 if fault == "loops" else 1,
+        # Of other lengths than the other worker's, and with a hook that only one of them has.
+        steps_per_loop=(3, 7)[_index()] if fault == "loops" else 1,
+        mixed_workers=fault == "loops",
         checkpoint_every=EVERY,
         keep_checkpoints=10,
         hang_limit=limit,

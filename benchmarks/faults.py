@@ -83,6 +83,9 @@ FAULTS = {
     "nan": Fault(what="NaN in worker 1", codes=(3, 3), words=r"replica 1"),
     "leave": Fault(what="worker 1 leaves the loop", codes=(4, 0), words=_ONE + r".*? ended at step \d+ with \w+"),
     "no_data": Fault(what="worker 1 has half the data", codes=(0, 0), words="", lost=0, goes_on=False),
+    "loops": Fault(
+        what="workers cut their steps into loops of other lengths", codes=(0, 0), words="", lost=0, goes_on=False
+    ),
     "code": Fault(
         what="worker 1 has other code", codes=(2, 2), words=_ONE + ".* does not run what", lost=0, goes_on=False
     ),

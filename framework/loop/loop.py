@@ -25,7 +25,9 @@ class StepResult(NamedTuple):
     finite: tf.Tensor  # bool: the update was made
     alarm: tf.Tensor  # bool: it was not, and a loss scale is not to blame
     norms: tf.Tensor  # float32 [replicas, 1 + variables]: see StepSums.norms; of any size where there is none
-    asked: tf.Tensor | None = None  # scalar: above 0 where a worker asks all of them to stop behind this step
+    # Of several workers, [1 + workers]: above 0 where one asks all of them to stop behind this step; then how many
+    # steps each wants in the next inner loop at most.
+    wishes: tf.Tensor | None = None
     arrival: tf.Tensor | None = None  # of this replica alone: see framework.monitor.stamps
 
 
@@ -40,6 +42,7 @@ class LoopResult(NamedTuple):
     ended: bool  # the data ended
     failed: bool  # the last step raised an alarm, and the loop stopped there
     asked: float  # not 0: a worker asked to stop, and the loop stopped behind that step on all of them
+    next_steps: int  # the least that a worker wants in the next loop; 0: nobody said
     skipped: int  # steps without an update
     alarms: int  # of these, the ones that no loss scale explains
     alarm_step: int  # number of the last of them, or 0
@@ -57,8 +60,8 @@ class LoopResult(NamedTuple):
     logs: np.ndarray | None = None
 
 
-# Behind the figures in the vector of sums: updates, alarms, requests to stop, examples, seconds waited; times, logs.
-_COUNTS = 5
+# Behind the figures in the vector of sums: updates, alarms, examples, wishes, seconds waited. Then times, then logs.
+_COUNTS = 4  # without wishes
 _OUTPUTS = 7  # of a replica's step, which are equal on all of them
 
 
@@ -89,6 +92,7 @@ class CompiledLoop:
         self._stamps = 0  # figures of LoopResult.times
         self._logged = logged
         self._logs = 0  # figures of LoopResult.logs
+        self._wishes = 0  # figures of StepResult.wishes
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -139,23 +143,26 @@ class CompiledLoop:
         """What the compiled function gave, taken apart."""
         done, ended, sums, peaks, last, norms = numbers
         if not done:
-            sums, peaks, last = np.zeros(_COUNTS + self._stamps + self._logs), np.zeros(1), np.zeros(1)
-        end = len(sums) - self._logs
-        sums, stamps, logs = np.split(sums, [end - self._stamps, end])
-        updates, alarms, asked, examples, waited = sums[-_COUNTS:]
+            behind = _COUNTS + self._wishes + self._stamps + self._logs
+            sums, peaks, last = np.zeros(behind), np.zeros(1), np.zeros(1)
+        sizes = [_COUNTS + self._wishes, self._stamps, self._logs]
+        sums, counts, stamps, logs = np.split(sums, np.cumsum([len(sums) - sum(sizes), *sizes[:-1]]))
+        updates, alarms, examples, *wishes, waited = counts
+        asked, *lengths = wishes or [0.0]
         failed = self._stop_on_alarm and bool(alarms)
         return LoopResult(
             steps=int(done),
             ended=bool(ended) and not failed and not asked,
             failed=failed,
             asked=float(asked),
+            next_steps=round(min(lengths) / int(done)) if done and lengths else 0,
             skipped=int(done - updates),
             alarms=int(alarms),
             alarm_step=int(peaks[-1]),
             examples=float(examples),
             waited=float(waited) if self._timed else float("nan"),
             seconds=seconds,
-            vectors=(sums[:-_COUNTS], peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
+            vectors=(sums, peaks[: self._maxima], -peaks[self._maxima : -1], last[:-1]),
             norms=norms,
             times=stamps if self._stamped else None,
             logs=logs if self._logged else None,
@@ -183,13 +190,13 @@ class CompiledLoop:
                 usable = result.finite
                 if "loss" in result.stats:  # a step skipped for its gradients alone still has figures
                     usable |= tf.math.is_finite(result.stats["loss"].value)
-                zero = tf.zeros([], tf.float64)
-                asked = zero if result.asked is None else tf.cast(result.asked, tf.float64)
-                halt = tf.constant(False) if result.asked is None else asked > 0.0
+                wishes = tf.zeros([0], tf.float64) if result.wishes is None else tf.cast(result.wishes, tf.float64)
+                self._wishes = wishes.shape[0]
+                halt = wishes[0] > 0.0 if self._wishes else tf.constant(False)
                 halt = halt | result.alarm if self._stop_on_alarm else halt
                 flags = tf.cast(tf.stack([result.finite, result.alarm]), tf.float64)
                 rows = tf.cast(result.stats["examples"].value, tf.float64)
-                counts = tf.concat([flags, [asked, rows]], 0)
+                counts = tf.concat([flags, rows[None], wishes], 0)
                 peaks = tf.where(result.alarm, tf.cast(step, tf.float64), 0.0)[None]
                 sums = tf.where(usable, sums, tf.zeros([], tf.float64))
                 if maxima.shape[0] or minima.shape[0]:

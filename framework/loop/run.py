@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -11,20 +12,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
 from framework.cluster.agree import exchange
 from framework.cluster.lost import as_peer_lost
 from framework.cluster.preflight import differences
 from framework.errors import ConfigError, LockstepError, Preempted
-from framework.hooks import EveryNSteps, Hook, Never, Scheduled
+from framework.hooks import EveryNSteps, Hook, Never, Scheduled, Trigger
 from framework.hooks.early_stop import check_condition
 from framework.loop import files
 from framework.loop.alarms import Alarms
 from framework.loop.evaluate import Evaluation, flat
 from framework.loop.feed import Feed
 from framework.loop.folder import RunFolder
+from framework.loop.lengths import Lengths
 from framework.loop.loop import CompiledLoop, LoopResult
 from framework.loop.reports import Reports
 from framework.loop.saving import Saving
@@ -39,10 +40,6 @@ from framework.monitor.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
-
-# Length of an inner loop that is chosen by measurement: long enough that the host's part (about 0.3 ms a
-# call, two logical CPUs) is below 0.2 %, short enough that Ctrl-C and SIGTERM are answered at once.
-_LOOP_SECONDS = 0.2
 
 
 class Run:
@@ -60,7 +57,8 @@ class Run:
         self.alarms = Alarms(trainer)
         self._trained = False
         self._signals = StopSignals(config.max_minutes)
-        self._per_loop = config.steps_per_loop or 1
+        tell = trainer.stepper.ask_for if trainer.cluster.num_workers > 1 else None
+        self._lengths = Lengths(config.steps_per_loop, tell)
         self.ledger = Ledger()
         self._watchdog = Watchdog(
             ledger=self.ledger,
@@ -209,16 +207,15 @@ class Run:
         self._replicas.compare()  # what was just built or restored
         if config.on_nonfinite == "rollback":
             self._save()  # there must be something to go back to
+        room = functools.partial(self._room, triggers, goal)
         while (goal is None or t.step < goal) and self.source.batches_left != 0:
-            boundary = min(trigger.next_step(t.step) for trigger in triggers)
-            limit = min(boundary, math.inf if goal is None else goal) - t.step
-            limit = min(limit, math.inf if self.source.batches_left is None else self.source.batches_left)
-            count = int(min(limit, self._per_loop if compiled else 1))  # the first step alone: it compiles
+            count = self._lengths.next(room, compiled=compiled)
             self.ledger.start()
             phase = "train" if compiled else "compile"
             with self.ledger.timed(phase, units=count), self._watch.profiler.marked(t.step + 1):
                 result = self._loop(feed, t.step + 1, count)
             self._account(result, compiled)
+            self._lengths.account(result, count, compiled=compiled)
             if self._folder is not None:
                 self._folder.check_there()
             for window in (log, *(w for _, w in hooks)):
@@ -235,8 +232,6 @@ class Run:
             if not compiled and result.steps:
                 self._after_first_step(result)
                 compiled = True
-            elif result.steps == count:
-                self._measure(result)
             if result.ended:
                 again, reason = self.source.next_pass(goal, t.step, to_total=to_total)
                 if again is None:
@@ -276,6 +271,13 @@ class Run:
         self._save()
         return status, reason
 
+    def _room(self, triggers: list[Trigger], goal: int | None, ahead: int) -> float:
+        """Steps from ``ahead`` steps on to the next at which something is to be done, or nothing is left."""
+        step, left = self._trainer.step + ahead, self.source.batches_left
+        ends = [min(trigger.next_step(step) for trigger in triggers) - step]
+        ends += [goal - step] if goal is not None else []
+        return min([*ends, left - ahead] if left is not None else ends)
+
     def _account(self, result: LoopResult, compiled: bool) -> None:
         """Moves step and position by what was consumed, and books the time."""
         t = self._trainer
@@ -298,16 +300,6 @@ class Run:
         self.reports.undone()
         self.reports.say(f"went back to step {step}; the data goes on at example {position.examples}")
         return self.source.open(goal)
-
-    def _measure(self, result: LoopResult) -> None:
-        """Chooses the length of inner loops from measured steps: 2, then 8, then about ``_LOOP_SECONDS``."""
-        if self._trainer.config.steps_per_loop or self._per_loop > 8:
-            return
-        if self._per_loop < 8:
-            self._per_loop = 8 if result.seconds < _LOOP_SECONDS / 4 else self._per_loop
-        elif result.steps == 8:
-            step = result.seconds / result.steps
-            self._per_loop = int(np.clip(_LOOP_SECONDS / step, 9, 1000))
 
     def _after_first_step(self, result: LoopResult) -> None:
         self.reports.say(f"first step done after {result.seconds:.1f} s (tracing and compiling; not part of any rate)")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from framework.checkpoint.names import layers_of, made_trainable, trainable_variables, variable_names
@@ -29,7 +30,7 @@ from framework.step.values import LossOutput, Stat, as_stats
 if TYPE_CHECKING:
     from framework.loop.trainer import Trainer
 
-_WISH = "~stop"  # name of the wish among the figures, which no figure of a user's can have
+_WISHES = "~wishes"  # name of the workers' wishes among the figures, which no figure of a user's can have
 
 _thread = threading.local()  # each replica is traced in its own thread
 
@@ -45,7 +46,9 @@ class Stepper:
         self._replica_state: ReplicaState | None = None
         self._generators: list[tf.Variable] = []
         # Raised by a worker that is to stop: it crosses with the sums, so that all stop behind the same step.
-        self._wish = tf.Variable(0.0, trainable=False) if trainer.cluster.num_workers > 1 else None
+        # What this worker tells the others with the sums of a step: see StepResult.wishes.
+        self._wishes = np.zeros(1 + trainer.cluster.num_workers, np.float32)
+        self._told = tf.Variable(self._wishes, trainable=False) if trainer.cluster.num_workers > 1 else None
         self._warned: set[str] = set()
         self._known: set[str] = set()  # names of the model's variables
         self.packs: list[dict[str, Any]] = []
@@ -160,8 +163,8 @@ class Stepper:
             here = _step()
             here.common = before if here.common is None else here.common
         stats = {**sums.stats, "examples": rows}
-        if self._wish is not None:
-            stats[_WISH] = Stat("sum", self._wish.read_value())
+        if self._told is not None:
+            stats[_WISHES] = Stat("sum", self._told.read_value() / t.local_replicas)
         return dataclasses.replace(sums, stats=stats, state=state)
 
     def _micro_sizes(self, batch: Any) -> tf.Tensor | None:
@@ -216,7 +219,7 @@ class Stepper:
             on_skip=on_skip,
         )
         here.common = None
-        here.wish = sums.stats.get(_WISH)
+        here.wishes = sums.stats.get(_WISHES)
         here.updates.append(update)
         here.alarms.append(tf.logical_not(update.finite | overflow))
         if sums.norms is not None:
@@ -249,7 +252,7 @@ class Stepper:
                 f"{type(t).__name__}.train_step returned without calling self.apply(...): nothing was updated"
             )
         stats = as_stats(output, "train_step")
-        stats.pop(_WISH, None)
+        stats.pop(_WISHES, None)
         stats = reduce_stats({"examples": _rows(batch), **stats}, self.reduction)
         stats["learning_rate"] = Stat("last", here.updates[0].learning_rate, reduced=True)
         stats["grad_norm"] = Stat("last", here.updates[0].grad_norm, reduced=True)
@@ -258,9 +261,9 @@ class Stepper:
         finite = tf.reduce_all([u.finite for u in here.updates])
         self.columns = here.columns
         norms = tf.concat(here.norms, 1) if here.norms else tf.zeros([0])
-        asked = None if here.wish is None else here.wish.value
+        wishes = None if here.wishes is None else here.wishes.value
         arrival = here.stamps.arrival() if here.stamps is not None else None
-        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms, asked, arrival)
+        return StepResult(stats, finite, tf.reduce_any(here.alarms), norms, wishes, arrival)
 
     @property
     def stamped(self) -> bool:
@@ -274,8 +277,17 @@ class Stepper:
 
     def ask_to_stop(self, wish: float) -> None:
         """Makes the next step the last on all workers of a cluster, and tells them the sum of all wishes."""
-        assert self._wish is not None
-        self._wish.assign(wish)
+        self._tell(0, wish)
+
+    def ask_for(self, steps: int) -> None:
+        """Tells the other workers, with the next steps, how long the inner loop behind these may be at most."""
+        self._tell(1 + self._trainer.cluster.index, float(steps))
+
+    def _tell(self, place: int, wish: float) -> None:
+        assert self._told is not None
+        if self._wishes[place] != wish:
+            self._wishes[place] = wish
+            self._told.assign(self._wishes)
 
     def evaluate(self, batch: Any, step: tf.Tensor) -> Any:
         """One evaluation step on this replica."""
@@ -315,7 +327,7 @@ class _Step:
         self.alarms: list[tf.Tensor] = []
         self.norms: list[tf.Tensor] = []
         self.columns: list[str] = []
-        self.wish: Stat | None = None
+        self.wishes: Stat | None = None
         self.stamps: Stamps | None = None
         self.common: Mapping[str, tf.Tensor] | None = None  # the replicas' state before local changes
 

@@ -40,6 +40,7 @@ def made(
         ended=False,
         failed=False,
         asked=0.0,
+        next_steps=0,
         skipped=other.pop("skipped", 0),
         alarms=0,
         alarm_step=0,

@@ -83,6 +83,7 @@ def test_settings_that_cannot_work_are_refused(config: Any, options: Any, messag
         assert SimClr(settings(**config), **options).model
 
 
+@pytest.mark.slow
 def test_an_export_gives_the_features_below_the_embedding(tmp_path: Any) -> None:
     task = SimClr(settings(run_dir=tmp_path / "run", train_steps=1), depth=8, width=4)
     result = task.train()
