@@ -60,7 +60,7 @@ class LoopResult(NamedTuple):
     logs: np.ndarray | None = None
 
 
-# Behind the figures in the vector of sums: updates, alarms, examples, wishes, seconds waited; times; logs.
+# Behind the figures in the vector of sums: updates, alarms, examples, wishes, seconds waited. Then times, then logs.
 _COUNTS = 4  # without wishes
 _OUTPUTS = 7  # of a replica's step, which are equal on all of them
 
@@ -90,9 +90,9 @@ class CompiledLoop:
         self._timed = timed
         self._stamped = stamped
         self._stamps = 0  # figures of LoopResult.times
-        self._wishes = 0  # figures of StepResult.wishes
         self._logged = logged
         self._logs = 0  # figures of LoopResult.logs
+        self._wishes = 0  # figures of StepResult.wishes
         self._strategy = strategy
         self._replica_step = replica_step
         self._stop_on_alarm = stop_on_alarm
@@ -143,10 +143,10 @@ class CompiledLoop:
         """What the compiled function gave, taken apart."""
         done, ended, sums, peaks, last, norms = numbers
         if not done:
-            rest = _COUNTS + self._wishes + self._stamps + self._logs
-            sums, peaks, last = np.zeros(rest), np.zeros(1), np.zeros(1)
-        tail = np.cumsum([_COUNTS + self._wishes, self._stamps, self._logs])
-        sums, counts, stamps, logs, _ = np.split(sums, len(sums) - tail[-1] + np.concatenate([[0], tail]))
+            behind = _COUNTS + self._wishes + self._stamps + self._logs
+            sums, peaks, last = np.zeros(behind), np.zeros(1), np.zeros(1)
+        sizes = [_COUNTS + self._wishes, self._stamps, self._logs]
+        sums, counts, stamps, logs = np.split(sums, np.cumsum([len(sums) - sum(sizes), *sizes[:-1]]))
         updates, alarms, examples, *wishes, waited = counts
         asked, *lengths = wishes or [0.0]
         failed = self._stop_on_alarm and bool(alarms)

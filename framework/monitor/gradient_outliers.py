@@ -97,7 +97,7 @@ def offset(samples: Sequence[np.ndarray]) -> Outlier | None:
     return _outlier("offset", worst, float(usual[worst]), len(samples), np.median(table, 0), known)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class History:
     """What is usual: for each replica the middle of its samples and their standard deviation; and how many they are."""
 
@@ -111,7 +111,8 @@ def history(samples: Sequence[np.ndarray]) -> History:
     """The history that some samples make."""
     _, known, middle = _middle(samples)
     usual = np.median(middle, 0)
-    return History(usual, _MAD * np.median(np.abs(middle - usual), 0), known, len(samples))
+    scatter = _MAD * np.median(np.abs(middle - usual), 0)
+    return History(usual=usual, scatter=scatter, known=known, samples=len(samples))
 
 
 def leap(before: History, sample: np.ndarray, steps: int) -> Outlier | None:

@@ -66,6 +66,7 @@ class Watchdog:
     ):
         self._ledger, self._cluster, self._run_dir, self._given = ledger, cluster, run_dir, hang_limit
         self._files: str | None = None  # the folder, once it may be written to
+        self._place: os.stat_result | None = None  # and what it was then
         self._last_words, self._clock, self._pause, self._end = last_words, clock, pause, end
         self._say, self._inform = say or _stderr, tell
         self._main = threading.get_ident()
@@ -108,6 +109,8 @@ class Watchdog:
     def write_heartbeats(self) -> None:
         """Begins to write to the run folder, once it is sure that this process trains in it."""
         self._files = self._run_dir
+        with contextlib.suppress(OSError):
+            self._place = os.stat(self._files) if self._files else None
         self._old_request = self._request()
         if self._files and self._cluster.is_chief:
             self.earlier = heartbeat.close_attempt(self._files, (self._host, os.getpid(), self._began))
@@ -293,8 +296,11 @@ class Watchdog:
             seconds={name: round(value, 3) for name, value in self._ledger.seconds().items()},
         )
         try:
-            if os.path.isdir(self._files):  # a folder that was removed is not made again
+            # A folder that was removed is not made again, nor is another's in its place written to.
+            if self._place is None or os.path.samestat(os.stat(self._files), self._place):
                 heartbeat.write(self._files, beat)
+        except FileNotFoundError:
+            return
         except OSError as error:
             if not self._complained:
                 self._complained = True
