@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from framework import LossOutput, Signature, Trainer
 from input_pipelines import cifar, crop_and_flip, from_arrays, images
+from models.options import option
 from models.resnet import cifar_resnet, kernel_penalty
 
 
@@ -34,10 +35,10 @@ class Cifar10(Trainer):
     class Options:
         """Settings of the task."""
 
-        data_dir: str = ""  # directory of CIFAR-10, binary version
-        depth: int = 20  # 6n + 2: 20, 32, 44, 56, 110
-        l2: float = 1e-4  # weight decay of kernels, in the loss
-        sync_batch_norm: bool = False  # statistics over all replicas
+        data_dir: str = option("", "Directory of CIFAR-10, binary version.")
+        depth: int = option(20, "Depth of the network, 6n + 2: 20, 32, 44, 56, 110.")
+        l2: float = option(1e-4, "Weight decay of kernels, in the loss.")
+        sync_batch_norm: bool = option(False, "Statistics over all replicas.")
 
     def build_model(self) -> keras.Model:
         """Logits ``[batch, 10]`` from normalised images ``[batch, 32, 32, 3]``."""

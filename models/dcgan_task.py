@@ -14,6 +14,7 @@ from framework import ConfigError, EveryNSteps, LossOutput, Scheduled, Signature
 from input_pipelines.order import subkey, uniforms
 from models.dcgan import discriminator, generator
 from models.image_data import SMALL_SETS, ImageSet, image_set
+from models.options import option
 
 _SAMPLES = 512  # images that generated and real ones are compared by
 _GRID = 8  # images of a drawing's side
@@ -51,12 +52,12 @@ class Dcgan(Trainer):
     class Options:
         """Settings of the task."""
 
-        data: str = dataclasses.field(default="digits", metadata={"choices": SMALL_SETS})
-        data_dir: str = ""  # directory of the files; digits need none
-        noise: int = 100  # numbers that an image is made of
-        width: int = 64  # channels next to the image; the paper's network has 128
-        sync_batch_norm: bool = True  # statistics over all replicas
-        draw_every: int = 500  # steps between drawings in RUN_DIR/samples; 0: none
+        data: str = option("digits", "Data set.", choices=SMALL_SETS)
+        data_dir: str = option("", "Directory of the files; digits need none.")
+        noise: int = option(100, "Numbers that an image is made of.")
+        width: int = option(64, "Channels next to the image; the paper's network has 128.")
+        sync_batch_norm: bool = option(True, "Statistics over all replicas.")
+        draw_every: int = option(500, "Steps between drawings in RUN_DIR/samples; 0: none.")
 
         def __post_init__(self) -> None:
             for name in ("noise", "width"):

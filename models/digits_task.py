@@ -11,6 +11,7 @@ import tensorflow as tf
 from framework import LossOutput, Trainer
 from input_pipelines import digits, from_arrays
 from models.mlp import mlp
+from models.options import option
 
 
 class Digits(Trainer):
@@ -32,8 +33,8 @@ class Digits(Trainer):
     class Options:
         """Settings of the task."""
 
-        hidden: int = 256  # units of each of the two hidden layers
-        dropout: float = 0.2  # share of hidden units dropped while training
+        hidden: int = option(256, "Units of each of the two hidden layers.")
+        dropout: float = option(0.2, "Share of hidden units dropped while training.")
 
     def build_model(self) -> keras.Model:
         """Logits ``[batch, 10]`` from images ``[batch, 8, 8]``."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from framework import LossOutput, Signature, Trainer
 from input_pipelines import imagenet, images
+from models.options import option
 from models.resnet import kernel_penalty, resnet
 
 
@@ -35,15 +36,15 @@ class ImageNet(Trainer):
     class Options:
         """Settings of the task."""
 
-        data_dir: str = ""  # directory of the TFRecord files
-        depth: int = 50  # 18, 34, 50, 101 or 152
-        image_size: int = 224  # in pixels
-        l2: float = 1e-4  # weight decay of kernels, in the loss
-        label_smoothing: float = 0.1  # share of the target that all classes have in common
-        sync_batch_norm: bool = False  # statistics over all replicas
-        by_shard: bool = False  # read one file after the other
-        skip_bad_examples: int = 0  # images that may be replaced because they cannot be read
-        index_file: str = ""  # prefix of the files in which the places of the records are kept
+        data_dir: str = option("", "Directory of the TFRecord files.")
+        depth: int = option(50, "Depth of the network: 18, 34, 50, 101 or 152.")
+        image_size: int = option(224, "Side of an image, in pixels.")
+        l2: float = option(1e-4, "Weight decay of kernels, in the loss.")
+        label_smoothing: float = option(0.1, "Share of the target that all classes have in common.")
+        sync_batch_norm: bool = option(False, "Statistics over all replicas.")
+        by_shard: bool = option(False, "Read one file after the other.")
+        skip_bad_examples: int = option(0, "Images that may be replaced because they cannot be read.")
+        index_file: str = option("", "Prefix of the files in which the places of the records are kept.")
 
     def build_model(self) -> keras.Model:
         """Logits ``[batch, 1000]`` from normalised images ``[batch, image_size, image_size, 3]``."""

@@ -14,6 +14,7 @@ from input_pipelines.tokens import BYTES_VOCABULARY, END_OF_DOCUMENT
 from models import text_data
 from models.generate import generate
 from models.language_model import LanguageModel, LanguageShape
+from models.options import option
 from models.transformer import check_recompute
 
 
@@ -40,16 +41,16 @@ class Language(Trainer):
     class Options:
         """Settings of the task."""
 
-        length: int = 128  # tokens in a window
-        width: int = 128  # of the residual stream
-        layers: int = 4  # blocks
-        heads: int = 4  # of each attention
-        rope: bool = True  # rotary positions; else learnt ones
-        dropout: float = 0.0  # share dropped while training
-        recompute: bool = False  # compute each block again for its gradients, and keep less in memory
-        data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
-        pattern: str = "*.txt"  # of text files in data_dir
-        separate_documents: bool = False  # whether attention stays inside a document
+        length: int = option(128, "Tokens in a window.")
+        width: int = option(128, "Width of the residual stream.")
+        layers: int = option(4, "Blocks.")
+        heads: int = option(4, "Heads of each attention.")
+        rope: bool = option(True, "Rotary positions; else learnt ones.")
+        dropout: float = option(0.0, "Share dropped while training.")
+        recompute: bool = option(False, "Compute each block again for its gradients, and keep less in memory.")
+        data_dir: str = option("", "Folder with text, or with train.bin and eval.bin; empty: Python's library.")
+        pattern: str = option("*.txt", "Pattern of the names of text files in data_dir.")
+        separate_documents: bool = option(False, "Whether attention stays inside a document.")
 
         def __post_init__(self) -> None:
             self.shape(BYTES_VOCABULARY)

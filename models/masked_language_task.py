@@ -13,6 +13,7 @@ from input_pipelines import MaskTokens
 from input_pipelines.tokens import BYTES_VOCABULARY
 from models import text_data
 from models.bert import Bert, BertShape
+from models.options import option
 from models.transformer import check_recompute
 
 
@@ -38,18 +39,18 @@ class MaskedLanguage(Trainer):
     class Options:
         """Settings of the task."""
 
-        length: int = 128  # tokens in a window
-        width: int = 128  # of the residual stream
-        layers: int = 4  # blocks
-        heads: int = 4  # of each attention
-        rope: bool = True  # rotary positions; else learnt ones, as BERT has them
-        dropout: float = 0.0  # share dropped while training
-        recompute: bool = False  # compute each block again for its gradients, and keep less in memory
-        data_dir: str = ""  # folder with text, or with train.bin and eval.bin; empty: Python's standard library
-        pattern: str = "*.txt"  # of text files in data_dir
-        separate_documents: bool = False  # whether attention stays inside a document
-        mask_share: float = 0.15  # share of the tokens that are to be told
-        mask_id: int = -1  # the token that hides others; -1: one more than the data have
+        length: int = option(128, "Tokens in a window.")
+        width: int = option(128, "Width of the residual stream.")
+        layers: int = option(4, "Blocks.")
+        heads: int = option(4, "Heads of each attention.")
+        rope: bool = option(True, "Rotary positions; else learnt ones, as BERT has them.")
+        dropout: float = option(0.0, "Share dropped while training.")
+        recompute: bool = option(False, "Compute each block again for its gradients, and keep less in memory.")
+        data_dir: str = option("", "Folder with text, or with train.bin and eval.bin; empty: Python's library.")
+        pattern: str = option("*.txt", "Pattern of the names of text files in data_dir.")
+        separate_documents: bool = option(False, "Whether attention stays inside a document.")
+        mask_share: float = option(0.15, "Share of the tokens that are to be told.")
+        mask_id: int = option(-1, "The token that hides others; -1: one more than the data have.")
 
         def __post_init__(self) -> None:
             self.shape(BYTES_VOCABULARY)

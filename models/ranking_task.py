@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from framework import ConfigError, LossOutput, Trainer
 from input_pipelines import from_tsv
+from models.options import option
 from models.ranking import ranking
 
 _NUMBERS, _CATEGORIES = 13, 26
@@ -31,12 +32,12 @@ class Ranking(Trainer):
     class Options:
         """Settings of the task."""
 
-        data_dir: str = ""  # folder with train.tsv and, if there is one, eval.tsv
-        buckets: int = 10_000  # ids of each category
-        width: int = 16  # of each embedding
-        hidden: int = 64  # units of the hidden layers
-        skip_bad_examples: int = 0  # so many bad lines are borne
-        in_memory: bool = False  # read the files into memory
+        data_dir: str = option("", "Folder with train.tsv and, if there is one, eval.tsv.")
+        buckets: int = option(10_000, "Ids of each category.")
+        width: int = option(16, "Numbers of each embedding.")
+        hidden: int = option(64, "Units of the hidden layers.")
+        skip_bad_examples: int = option(0, "So many bad lines are borne.")
+        in_memory: bool = option(False, "Read the files into memory.")
 
         def __post_init__(self) -> None:
             if not self.data_dir:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from framework import ConfigError, LossOutput, Signature, Trainer
 from input_pipelines.views import TwoViews
 from models.image_data import SMALL_SETS, ImageSet, image_set
+from models.options import option
 from models.simclr import nt_xent, simclr
 
 
@@ -37,14 +38,16 @@ class SimClr(Trainer):
     class Options:
         """Settings of the task."""
 
-        data: str = dataclasses.field(default="digits", metadata={"choices": SMALL_SETS})
-        data_dir: str = ""  # directory of the files; digits need none
-        depth: int = 20  # of the residual network, 6n + 2
-        width: int = 64  # of the embedding
-        temperature: float = 0.5  # similarities are divided by it
-        least_area: float = 0.0  # share of the image that a view shows at least; 0: 0.5 of digits, 0.08 of CIFAR
-        color: float = 0.5  # strength of the change of colours, 0 to 1
-        sync_batch_norm: bool = True  # statistics over all replicas
+        data: str = option("digits", "Data set.", choices=SMALL_SETS)
+        data_dir: str = option("", "Directory of the files; digits need none.")
+        depth: int = option(20, "Depth of the residual network, 6n + 2.")
+        width: int = option(64, "Numbers of an embedding.")
+        temperature: float = option(0.5, "Similarities are divided by it.")
+        least_area: float = option(
+            0.0, "Share of an image that a view shows at least; 0: 0.5 of digits, 0.08 of CIFAR."
+        )
+        color: float = option(0.5, "Strength of the change of colours, 0 to 1.")
+        sync_batch_norm: bool = option(True, "Statistics over all replicas.")
 
         def __post_init__(self) -> None:
             if self.temperature <= 0.0:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from framework import LossOutput, Trainer
 from input_pipelines import synthetic
 from models.mlp import mlp
+from models.options import option
 
 
 class Synthetic(Trainer):
@@ -22,9 +23,9 @@ class Synthetic(Trainer):
     class Options:
         """Settings of the task."""
 
-        features: int = 784  # numbers in one example
-        hidden: int = 512  # units of each of the two hidden layers
-        examples: int = 4096  # examples in an epoch
+        features: int = option(784, "Numbers in one example.")
+        hidden: int = option(512, "Units of each of the two hidden layers.")
+        examples: int = option(4096, "Examples in an epoch.")
 
     def build_model(self) -> keras.Model:
         """Logits ``[batch, 10]`` from ``[batch, features]``."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from framework import LossOutput, Signature, Trainer
 from models.image_data import ImageSet, image_set
+from models.options import option
 from models.transformer import check_recompute
 from models.vit import VARIANTS, VisionTransformer, VitShape, vit_shape
 
@@ -35,18 +36,16 @@ class Vit(Trainer):
     class Options:
         """Settings of the task."""
 
-        data: str = dataclasses.field(
-            default="digits", metadata={"choices": ("digits", "cifar10", "cifar100", "imagenet")}
-        )
-        data_dir: str = ""  # directory of the files; digits need none
-        image_size: int = 0  # in pixels, of data=imagenet; 0: 224
-        variant: str = dataclasses.field(default="ti", metadata={"choices": tuple(VARIANTS)})
-        patch: int = 0  # pixels of a patch's side; 0: 2 of digits, 4 of CIFAR, 16 of ImageNet
-        width: int = 0  # of the residual stream; 0: the variant's
-        layers: int = 0  # blocks; 0: the variant's
-        heads: int = 0  # of each attention; 0: the variant's
-        dropout: float = 0.0  # share dropped while training
-        recompute: bool = False  # compute each block again for its gradients, and keep less in memory
+        data: str = option("digits", "Data set.", choices=("digits", "cifar10", "cifar100", "imagenet"))
+        data_dir: str = option("", "Directory of the files; digits need none.")
+        image_size: int = option(0, "Side of an image, in pixels, of data=imagenet; 0: 224.")
+        variant: str = option("ti", "Sizes: width 192, 384 or 768.", choices=tuple(VARIANTS))
+        patch: int = option(0, "Pixels of a patch's side; 0: 2 of digits, 4 of CIFAR, 16 of ImageNet.")
+        width: int = option(0, "Width of the residual stream; 0: the variant's.")
+        layers: int = option(0, "Blocks; 0: the variant's.")
+        heads: int = option(0, "Heads of each attention; 0: the variant's.")
+        dropout: float = option(0.0, "Share dropped while training.")
+        recompute: bool = option(False, "Compute each block again for its gradients, and keep less in memory.")
 
         def __post_init__(self) -> None:
             self.shape()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,3 +97,13 @@ def test_a_script_or_notebook_cell_that_is_run_again_replaces_its_task() -> None
     register("blobs")(task())
     again = register("blobs")(task())
     assert Tasks()["blobs"] is again
+
+
+def test_every_option_of_a_task_of_the_package_is_explained_and_has_the_right_type() -> None:
+    for name in TASKS:
+        options = Tasks()[name].Options
+        assert options is not None
+        for field in dataclasses.fields(options):
+            text = field.metadata["help"]
+            assert text[0].isupper() or text[0].isdigit(), (name, field.name)
+            assert text.endswith("."), (name, field.name)
