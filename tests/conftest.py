@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import pathlib
@@ -10,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -33,6 +34,31 @@ def pytest_configure(config: pytest.Config) -> None:
     # Possible only before the first op of the process, hence here.
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is asked of several numbers of replicas is asked of 2, and of the others in the slow set only."""
+    asked: dict[str, dict[Any, list[pytest.Item]]] = {}
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        if spec is not None and "replicas" in spec.params:
+            asked.setdefault(item.nodeid.partition("[")[0], {}).setdefault(spec.params["replicas"], []).append(item)
+    for by_number in asked.values():
+        if 2 in by_number:
+            for item in [one for number, some in by_number.items() if number != 2 for one in some]:
+                item.add_marker("slow")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected() -> Iterator[None]:
+    """What a module leaves behind stays (graphs, caches), and is millions of objects: not looked through ever again.
+
+    Without it the collector took half a minute in the middle of a test once a process had some GB of graphs.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 class Finished(NamedTuple):

@@ -289,8 +289,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Live]]:
 
 @pytest.mark.parametrize(
     ("number", "code", "status"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 5, "preempted")],
-    ids=["ctrl_c", "sigterm"],
+    [
+        pytest.param(signal.SIGINT, 130, "interrupted", id="ctrl_c"),
+        pytest.param(signal.SIGTERM, 5, "preempted", id="sigterm", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_saves_and_the_same_command_goes_on_at_the_next_step(
     number: signal.Signals, code: int, status: str, start: Callable[..., Live], tmp_path: Path

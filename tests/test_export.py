@@ -59,7 +59,7 @@ def in_fresh_process(export: str, images: np.ndarray, folder: pathlib.Path) -> n
     return np.load(folder / "out.npy")
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_b28_c114_an_export_from_two_replicas_gives_the_same_in_a_fresh_process(
     tmp_path: pathlib.Path, inside: bool
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import keras
 import numpy as np
 import pytest
 
@@ -106,6 +107,7 @@ def test_geometric_means_are_over_cases_of_equally_many_replicas() -> None:
 
 
 def test_the_common_start_holds_the_weights_and_the_examples_of_every_step(tmp_path) -> None:
+    keras.utils.clear_session()  # names count from here, as in the process that this is made for
     workload = Workload(data="digits", features=64, hidden=(4,), batch=96, seed=3)
     path = str(tmp_path / "start.npz")
     start.main([json.dumps(workload.to_dict()), "30", path])

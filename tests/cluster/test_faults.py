@@ -12,7 +12,7 @@ from framework.cluster.preflight import differences, facts
 from tests.helpers import Toy, settings
 
 LIMIT = 10.0
-_FAST = ("stop", "code", "loops")
+_FAST = ("code", "loops")
 
 
 @pytest.mark.timeout(300)

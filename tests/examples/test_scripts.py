@@ -25,9 +25,9 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     [
         # What an untrained network gives, more or less: four steps change little.
         ("gan.py", "energy_distance", 1.0, 5.0, []),
-        ("contrastive.py", "neighbour_accuracy", 0.5, 1.0, ["--pairs=1"]),
-        ("gradient_penalty.py", "slope", 0.1, 2.0, ["--strength=0.5"]),
-        ("distillation.py", "teacher_accuracy", 0.3, 1.0, ["--teacher_steps=20"]),
+        pytest.param("contrastive.py", "neighbour_accuracy", 0.5, 1.0, ["--pairs=1"], marks=pytest.mark.slow),
+        pytest.param("gradient_penalty.py", "slope", 0.1, 2.0, ["--strength=0.5"], marks=pytest.mark.slow),
+        pytest.param("distillation.py", "teacher_accuracy", 0.3, 1.0, ["--teacher_steps=20"], marks=pytest.mark.slow),
     ],
 )
 def test_runs_for_a_few_steps(

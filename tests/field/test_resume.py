@@ -92,7 +92,7 @@ def long_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("replicas", "batch"), [(1, 12), (2, 12), (3, 12), (1, 6), (2, 6)])
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.slow), "killed"])
 def test_the_stream_goes_on_on_any_replicas_and_batch(
     tmp_path: pathlib.Path, long_runs: dict[str, Any], how: str, replicas: int, batch: int
 ) -> None:
@@ -170,7 +170,10 @@ class Augmented(Noisy):
         return LossOutput(loss=tf.square(model(batch, training=training)[:, 0] - tf.reduce_sum(batch, 1)))
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(1, 2), pytest.param(2, 3, marks=pytest.mark.slow), pytest.param(3, 1, marks=pytest.mark.slow)],
+)
 def test_c076_weights_agree_to_1e_6_on_other_replicas(tmp_path: pathlib.Path, before: int, after: int) -> None:
     usual = {**NOISY, "optimizer": "sgd", "learning_rate": 0.05}
     Augmented(settings(run_dir=tmp_path / "unbroken", num_replicas=before, **usual)).train()

@@ -22,6 +22,7 @@ def run(run_workers: Callable[..., Any], folder: pathlib.Path, *pairs: str) -> t
     return [dict(np.load(folder / f"worker{i}.npz")) for i in range(2)], finished[0].stdout
 
 
+@pytest.mark.slow
 def test_c112_two_workers_repeat_bit_for_bit(tmp_path: pathlib.Path, run_workers: Callable[..., Any]) -> None:
     pairs = ("seed=7", "deterministic=true", "all_reduce=ring", "accumulate_steps=2")
     (first, said), (second, _) = (run(run_workers, tmp_path / name, *pairs) for name in "ab")
@@ -33,6 +34,7 @@ def test_c112_two_workers_repeat_bit_for_bit(tmp_path: pathlib.Path, run_workers
     assert "all-reduce: ring" in said
 
 
+@pytest.mark.slow
 def test_c113_two_workers_without_a_seed_start_and_stay_alike(
     tmp_path: pathlib.Path, run_workers: Callable[..., Any]
 ) -> None:

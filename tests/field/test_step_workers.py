@@ -38,8 +38,8 @@ def assert_replicas_equal(results: Results, when: str) -> None:
         assert all(np.array_equal(values[0], other) for other in values[1:]), f"{name} at {when}"
 
 
-@pytest.mark.parametrize("micros", [1, 2])
-@pytest.mark.parametrize("model", ["dense", "synchronised"])
+@pytest.mark.parametrize("micros", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("model", [pytest.param("dense", marks=pytest.mark.slow), "synchronised"])
 def test_two_workers_equal_one_replica(
     model: str, micros: int, tmp_path: pathlib.Path, run_workers: Callable[..., Any]
 ) -> None:
@@ -66,6 +66,7 @@ def test_two_workers_equal_one_replica(
         )
 
 
+@pytest.mark.slow
 def test_a_nan_on_the_second_worker_is_named_by_the_first_and_skipped_by_both(
     tmp_path: pathlib.Path, run_workers: Callable[..., Any]
 ) -> None:
