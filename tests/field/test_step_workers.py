@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,21 @@ def test_two_workers_equal_one_replica(
         np.testing.assert_allclose(
             results[1][f"end|1|{name}"], value, rtol=1e-5, atol=1e-5 * np.abs(value).max(), err_msg=name
         )
+
+
+@pytest.mark.slow
+def test_c101_a_keras_model_and_adam_on_two_workers_train_as_one_replica(
+    tmp_path: pathlib.Path, run_workers: Callable[..., Any]
+) -> None:
+    adam = {"optimizer": "adam", "momentum": None, "learning_rate": 0.01, "train_steps": 5}
+    results, _ = run(run_workers, tmp_path, "dense", *(f"{n}={json.dumps(v)}" for n, v in adam.items()))
+    trainer = step_worker.Dense(
+        RunConfig(**step_worker.settings(num_replicas=1, cluster="none", **{**adam, "progress": "off"}))
+    )
+    trainer.train()
+    assert_replicas_equal(results, "end")
+    for name, value in copies(trainer)[0].items():
+        np.testing.assert_allclose(results[1][f"end|0|{name}"], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ def test_c099_a_signal_to_one_worker_saves_one_step_and_ends_both_with_5(
     assert steps == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_c096_a_worker_that_dies_is_named_and_the_run_goes_on_from_its_checkpoint(
     run_workers: Callable[..., list[Any]], tmp_path: pathlib.Path
 ) -> None:

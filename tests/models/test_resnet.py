@@ -113,6 +113,7 @@ def test_without_a_data_dir_the_command_line_says_what_is_missing(
     assert "data_dir is empty but it must name a directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_replicas_and_a_resume_in_mid_epoch_equal_one_unbroken_replica(tmp_path: pathlib.Path) -> None:
     """Statistics are synchronised; with other crops or mirrors the losses would differ. Batches are uneven."""
     write_cifar10(tmp_path, each=6, test=4)

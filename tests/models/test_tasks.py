@@ -58,7 +58,9 @@ def test_there_is_a_small_form_of_every_task() -> None:
     assert set(SMALL) == set(Tasks())
 
 
-@pytest.mark.parametrize("task", ["vit", "masked_language", "simclr", "dcgan"])
+@pytest.mark.parametrize(
+    "task", ["vit", *(pytest.param(t, marks=pytest.mark.slow) for t in ("masked_language", "simclr", "dcgan"))]
+)
 def test_two_replicas_with_uneven_parts_have_the_losses_of_one(tmp_path: pathlib.Path, task: str) -> None:
     """Also augmentation, hidden tokens, noise, batch statistics and a loss over the global batch are the same."""
     flags = ("--train_steps=5", "--global_batch_size=7", "--log_every=1", "--checkpoint_every=0")

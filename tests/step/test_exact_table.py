@@ -136,7 +136,7 @@ def check(case: type[Case], replicas: int, micros: int, tolerance: float, **chan
 
 
 # The whole table runs with -m slow; without, the splits that differ most.
-SHORT = {(2, 1), (2, 2), (3, 4), (4, 2)}
+SHORT = {(2, 1), (3, 4), (4, 2)}
 SPLITS = [
     pytest.param(n, k, marks=[] if (n, k) in SHORT else [pytest.mark.slow])
     for n, k in itertools.product((1, 2, 3, 4), (1, 2, 4))
