@@ -20,6 +20,7 @@ def run(script: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "figure", "low", "high", "extra"),
     [

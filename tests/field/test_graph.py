@@ -155,6 +155,7 @@ print(json.dumps(Weighed.seen))
 """
 
 
+@pytest.mark.slow
 def test_c105_memory_is_flat_over_evaluations_and_saves(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _MEMORY, str(tmp_path / "run")], cwd=ROOT, capture_output=True, text=True, timeout=150

@@ -125,6 +125,7 @@ def test_1_and_2_replicas_have_equal_losses(
     assert len(losses[0]) == 6 and losses[0][-1] < losses[0][0] - 0.3
 
 
+@pytest.mark.slow
 def test_micro_batches_under_xla_give_the_same_losses(texts: pathlib.Path, tmp_path: pathlib.Path) -> None:
     losses = []
     for i, changes in enumerate(({}, {"accumulate_steps": 3, "jit": "on"})):

@@ -127,6 +127,7 @@ def test_two_replicas_and_a_resume_in_mid_epoch_equal_one_unbroken_replica(tmp_p
     np.testing.assert_allclose(column(tmp_path / "two", "loss"), column(tmp_path / "one", "loss"), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_imagenet_task_trains_and_evaluates_on_records_with_one_bad_image(tmp_path: pathlib.Path) -> None:
     encoded = [b"no image" if i == 3 else jpeg(i) for i in range(8)]
     write_imagenet(tmp_path, [image_example(e, i + 1) for i, e in enumerate(encoded)])

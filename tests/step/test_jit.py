@@ -76,11 +76,13 @@ def test_the_numbers_are_those_without(kind: type[Dense], replicas: int) -> None
     assert train(kind, replicas, "on").stepper.jit is True
 
 
+@pytest.mark.slow
 def test_with_micro_batches_of_uneven_size() -> None:
     changes = {"accumulate_steps": 3, "global_batch_size": 7}
     assert_same(train(Dense, 2, "on", **changes), train(Dense, 2, "off", **changes))
 
 
+@pytest.mark.slow
 def test_with_an_embedding_whose_gradient_is_sparse() -> None:
     class Embedded(Dense):
         def build_model(self) -> Any:
@@ -93,6 +95,7 @@ def test_with_an_embedding_whose_gradient_is_sparse() -> None:
     assert_same(train(Embedded, 2, "on"), train(Embedded, 2, "off"))
 
 
+@pytest.mark.slow
 def test_dropout_masks_differ_between_steps_and_replicas_stay_equal() -> None:
     trainer = train(Dropped, 2, "on")
     assert len(set(trainer.losses)) == len(trainer.losses)

@@ -89,7 +89,7 @@ def spoiled(replicas: int) -> Bad:
     return dict(zip([2, 3, 5, 6, 8, 9], places, strict=False))
 
 
-CASES = [(2, "float32"), (2, "float16 fixed"), (3, "float16")]
+CASES = [(2, "float32"), pytest.param(2, "float16 fixed", marks=pytest.mark.slow), (3, "float16")]
 
 
 @pytest.mark.parametrize(("replicas", "precision"), CASES)
