@@ -185,7 +185,11 @@ class Watchdog:
             return
         asked = self._request()
         if asked and asked != self._old_request:
-            self._finish(f"{self._cluster.name(int(asked.get('worker', 0)))} found that nothing goes on any more")
+            index = asked.get("worker")  # from a file, so it may be anything
+            who = "a worker"
+            if type(index) is int and 0 <= index < self._cluster.num_workers:
+                who = self._cluster.name(index)
+            self._finish(f"{who} found that nothing goes on any more")
             return
         idle, limit = self._ledger.idle(), self.limit()
         if idle < limit / 2:
@@ -307,9 +311,12 @@ class Watchdog:
                 self._say(f"warning: no heartbeats in run_dir={self._files}: {error}")
 
     def _others(self) -> dict[int, Heartbeat | None]:
+        """Heartbeats of the other workers; what an earlier run of theirs left, before this process began, is none."""
         if not self._files:
             return {}
-        return {i: heartbeat.read(self._files, i) for i in range(self._cluster.num_workers) if i != self._cluster.index}
+        others = [i for i in range(self._cluster.num_workers) if i != self._cluster.index]
+        beats = {i: heartbeat.read(self._files, i) for i in others}
+        return {i: beat if beat is not None and beat.time >= self._began else None for i, beat in beats.items()}
 
     def _counts(self) -> dict[int, int]:
         return {i: beat.count for i, beat in self._others().items() if beat is not None}

@@ -86,7 +86,7 @@ def other(run_dir: pathlib.Path, count: int = 1, **changes: Any) -> None:
         "pid": 1,
         "host": "b",
         "began": 0.0,
-        "time": 0.0,
+        "time": time.time() + 60.0,  # of the present run
         "phase": "train",
         "idle": 0.0,
     }
@@ -227,6 +227,26 @@ def test_a_worker_that_ended_is_blamed_by_how_it_ended(tmp_path: pathlib.Path, s
     here = Setting(tmp_path)
     other(tmp_path, status=status)
     assert here.dog.blame() == words
+
+
+@pytest.mark.parametrize("left", [{"status": "ValueError: boom"}, {"phase": "debugger"}, {}])
+def test_what_an_earlier_run_left_blames_and_excuses_nobody(tmp_path: pathlib.Path, left: dict[str, str]) -> None:
+    other(tmp_path, time=time.time() - 60.0, **left)
+    here = Setting(tmp_path, hang_limit=5.0)
+    assert here.dog.blame() == ""
+    here.steps(3, 1.0)
+    with here.ledger.timed("train"):
+        here.wait(20.0)
+    assert here.ends == [4] and "boom" not in here.said[-1]
+
+
+@pytest.mark.parametrize("worker", ['"x"', "99", "-1", "null", "true"])
+def test_a_request_with_any_content_ends_the_run_all_the_same(tmp_path: pathlib.Path, worker: str) -> None:
+    here = Setting(tmp_path)
+    (tmp_path / "hang").mkdir()
+    (tmp_path / "hang" / "request.json").write_text(f'{{"worker": {worker}}}')
+    here.dog.look()
+    assert here.ends == [4] and "a worker found that nothing goes on any more" in here.said[-1]
 
 
 def test_who_writes_heartbeats_is_not_blamed(tmp_path: pathlib.Path) -> None:
